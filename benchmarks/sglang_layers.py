@@ -1,0 +1,276 @@
+"""SGLang's own linear layers on this GPU, with gemmill's hooks and without them: who serves each kind, and whether results agree.
+
+    python benchmarks/sglang_layers.py
+    python benchmarks/sglang_layers.py --sglang .../sglang-0.5.23 --kinds fp8,fp8_block --rows 1,64
+
+SGLang's registry applies the hooks that its plugin registers, and its quantisation methods prepare the weights and multiply.
+--sglang is the unpacked wheel where SGLang is not installed. Packages that such a wheel imports and this machine lacks become
+empty modules, which the results name; a kind whose own kernel is in one of them has no result without gemmill. Then float64
+products of the decoded operands stand in for it. Exits with 1 where a layer that gemmill serves is wrong.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib.abc
+import importlib.machinery
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+
+import gemmill
+from gemmill.formats.quantise import BlockScaled
+from gemmill.vocab.format import format_named
+from harness import devices
+from harness.written import write_json
+
+OPTIONAL = (
+    "IPython",
+    "numba",
+    "sgl_kernel",
+    "flashinfer",
+    "torchvision",
+    "sentencepiece",
+    "tvm_ffi",
+    "deep_gemm",
+    "openai",
+    "cuda",
+)
+"""Packages that SGLang's layers import and these calls do without."""
+N, K = 1536, 1024
+TOLERANCE = 0.06
+"""Of the norm of the difference, over the result's: activations of 8 bits are off by up to a sixteenth."""
+RESULTS = Path(__file__).parent / "results"
+
+
+class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes empty modules of the optional packages that nothing else finds."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """A module of one of the packages; the last finder is asked, so it is not installed."""
+        if name.partition(".")[0] not in OPTIONAL:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """A module in which each name is there."""
+        self.made.append(spec.name)
+        module = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is to run."""
+
+
+def made_layer(kind: str, device: torch.device) -> torch.nn.Module:
+    """A linear layer of SGLang's of N x K, whose random weights its quantisation method has prepared."""
+    from sglang.srt.layers.linear import ReplicatedLinear
+
+    with device:
+        layer: torch.nn.Module = ReplicatedLinear(
+            K, N, bias=False, quant_config=KINDS[kind](), params_dtype=torch.bfloat16
+        )
+        torch.manual_seed(len(kind))
+        for name, values in layer.named_parameters():
+            values.data.copy_(_random(name, values))
+    return layer
+
+
+def _random(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Codes of a normal distribution or random bits, and scales near the one that keeps results near 1."""
+    if like.dtype == torch.uint8:
+        return torch.randint(0, 256, like.shape, dtype=torch.uint8, device=like.device)
+    if like.dtype == torch.int8:
+        return torch.randint(-100, 101, like.shape, dtype=torch.int8, device=like.device)
+    if like.dtype.itemsize == 1 and "scale" not in name:
+        return (0.5 * torch.randn(like.shape, dtype=torch.float32, device=like.device)).to(like.dtype)
+    values = 0.5 + torch.rand(like.shape, dtype=torch.float32, device=like.device)
+    return (values if like.dtype.itemsize == 1 else values / K).to(like.dtype)
+
+
+def decoded(layer: torch.nn.Module, kind: str) -> torch.Tensor:
+    """The weights [N, K] as float64, before SGLang prepares them."""
+    weight = layer.weight.data
+    if kind == "nvfp4":
+        given = BlockScaled(
+            format=format_named("nvfp4"), codes=weight, scales=layer.weight_scale.data.view(torch.uint8)
+        )
+        return given.values().double() * layer.weight_scale_2.data.double().max()
+    scales = getattr(layer, "weight_scale_inv", None)
+    if scales is None:
+        return weight.double() * layer.weight_scale.data.double().reshape(-1, 1)
+    blocks = scales.data.double()
+    size = [extent // count for extent, count in zip(weight.shape, blocks.shape, strict=True)]
+    return weight.double() * blocks.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)
+
+
+def _block(size: int) -> Callable[[], Any]:
+    def config() -> Any:
+        from sglang.srt.layers.quantization.fp8 import Fp8Config
+
+        given = {"is_checkpoint_fp8_serialized": True, "activation_scheme": "dynamic"}
+        return Fp8Config(**given, weight_block_size=[size, size])
+
+    return config
+
+
+def _fp8() -> Any:
+    from sglang.srt.layers.quantization.w8a8_fp8 import W8A8Fp8Config
+
+    return W8A8Fp8Config(is_checkpoint_fp8_serialized=True)
+
+
+def _int8() -> Any:
+    from sglang.srt.layers.quantization.w8a8_int8 import W8A8Int8Config
+
+    return W8A8Int8Config({"is_dynamic": True})
+
+
+def _nvfp4() -> Any:
+    from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config
+
+    return ModelOptFp4Config(
+        is_checkpoint_nvfp4_serialized=True, group_size=16, exclude_modules=[], packed_modules_mapping={}
+    )
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "fp8": _fp8,
+    "fp8_block": _block(128),
+    "fp8_block_32": _block(32),
+    "int8": _int8,
+    "nvfp4": _nvfp4,
+}
+
+
+def outputs(kind: str, rows: Sequence[int], device: torch.device) -> tuple[dict[int, torch.Tensor], torch.Tensor, str]:
+    """The layer's results [rows, N] by the number of rows, its decoded weights, and the error that ended it, if any."""
+    found: dict[int, torch.Tensor] = {}
+    weights = torch.empty(0)
+    try:
+        layer = made_layer(kind, device)
+        weights = decoded(layer, kind)
+        layer.quant_method.process_weights_after_loading(layer)
+        for m in rows:
+            x = inputs(m, device)
+            y = layer(x)
+            y = y[0] if isinstance(y, tuple) else y
+            found[m] = y.float().clone()  # an empty module's result fails here
+    except Exception as error:  # whatever SGLang does without a package, the other kinds are tried
+        return {}, weights, f"{type(error).__name__}: {error}"[:300]
+    return found, weights, ""
+
+
+def inputs(m: int, device: torch.device) -> torch.Tensor:
+    """Activations [m, K] of bf16."""
+    return torch.randn((m, K), generator=torch.Generator().manual_seed(m), dtype=torch.float32).to(
+        device, torch.bfloat16
+    )
+
+
+def off(mine: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the difference over the norm of what is compared with."""
+    return round(float((mine.double() - exact.double()).norm() / exact.double().norm()), 6)
+
+
+def applied() -> None:
+    """Register gemmill's plugin and have SGLang's registry put the hooks in place."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from gemmill.compat.sglang import plugin
+
+    plugin.register()
+    HookRegistry.apply_hooks()
+
+
+def _served() -> list[dict[str, Any]]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return gemmill.serving_report()["served"]
+
+
+def prepared() -> None:
+    """Marlin for nvfp4, which a server on Hopper sets."""
+    from sglang.srt.layers.quantization import fp4_utils
+
+    fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend("marlin")
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sglang", type=Path, metavar="FOLDER", help="SGLang's unpacked wheel, where it is not installed"
+    )
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"with commas, of {', '.join(KINDS)}")
+    parser.add_argument("--rows", default="1,16,256", metavar="M,M")
+    parser.add_argument("--commit", help="of sources in no checkout")
+    parser.add_argument("--out-dir", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="sglang-layers", help="file name of the results, without suffix")
+    options = parser.parse_args(given)
+    options.kinds = options.kinds.split(",")
+    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
+        parser.error(f"no kind {unknown[0]!r}: expected {', '.join(KINDS)}")
+    options.rows = [int(m) for m in options.rows.split(",")]
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = parse(given)
+    if options.sglang is not None:
+        sys.path.insert(0, str(options.sglang))
+    import transformers.utils as installed
+    from transformers import AutoImageProcessor, AutoProcessor  # noqa: F401  # asks for torchvision before it seems to be there
+
+    installed.is_torchvision_available()
+    missing = Missing()
+    sys.meta_path.append(missing)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prepared()
+    alone = {kind: outputs(kind, options.rows, device) for kind in options.kinds}
+    applied()
+    rows, wrong = [], 0
+    for kind in options.kinds:
+        before = len(_served())
+        mine, weights, error = outputs(kind, options.rows, device)
+        served = _served()[before:]
+        theirs, _, failed = alone[kind]
+        row: dict[str, Any] = {"kind": kind, "served": served, "error": error, "error_without": failed, "rows": {}}
+        for m, y in mine.items():
+            exact = inputs(m, device).double() @ weights.t().to(device)
+            row["rows"][m] = {"off": off(y, exact)}
+            if m in theirs:
+                row["rows"][m] |= {"off_without": off(theirs[m], exact), "apart": off(y, theirs[m])}
+        bad = bool(served) and (bool(error) or any(x["off"] > TOLERANCE for x in row["rows"].values()))
+        wrong += bad
+        told = "wrong" if bad else "served" if served else "left"
+        print(f"{kind}: {told}; {row['rows'] or error}; without gemmill {failed or 'it ran'}", flush=True)
+        rows.append(row)
+    path = options.out_dir / f"{options.name}.json"
+    record = {
+        "schema_version": 1,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "environment": devices.environment(),
+        "commit": options.commit or devices.commit_of(Path(__file__).parent),
+        "layer": [N, K],
+        "missing": missing.made,
+        "tolerance": TOLERANCE,
+        "rows": rows,
+    }
+    write_json(record, path)
+    print(f"empty modules: {', '.join(missing.made) or 'none'}; written: {path}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
