@@ -32,7 +32,7 @@ def test_the_plugins_python_is_timed_without_ops(monkeypatch: pytest.MonkeyPatch
         def _get_layer_params(self, layer: Layer) -> tuple[torch.Tensor | None, ...]:
             return layer.weight, layer.scales, None, None
 
-        def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:  # noqa: N803  # vLLM's
+        def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:  # vLLM's
             calls.append(output_shape)
             out: torch.Tensor = plugin.gemmill.cutlass_scaled_mm(A, B, As, Bs, out_dtype, bias)
             return out
