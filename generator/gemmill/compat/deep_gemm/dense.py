@@ -24,54 +24,131 @@ from gemmill.compat.deep_gemm.scales import BLOCK, ROW, Recipe, Recipe2, check_o
 
 Recipes = tuple[Recipe | None, Recipe2 | None, Recipe2 | None]
 Endings = tuple[Any, Any]
-_DIMS = {"n": "nk", "t": "mn"}
-"""DeepGEMM's `compiled_dims`, by the form of a."""
 
 
-def _scaled_form(form: str, doc: str) -> Callable[..., None]:
-    """The function of a form, as a BLAS names them: tn is of a [K, M] and b [K, N]."""
+def fp8_fp4_gemm_nt(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    recipe_a: Recipe2 | None = None,
+    recipe_b: Recipe2 | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """d = a b^T, or c + a b^T: a is float8_e4m3fn [M, K] with scales of 1 x 128, b [N, K] with scales of 128 x 128 or 1 x 128.
 
-    def gemm(
-        a: Scaled,
-        b: Scaled,
-        d: Tensor,
-        c: Tensor | None = None,
-        recipe: Recipe | None = None,
-        recipe_a: Recipe2 | None = None,
-        recipe_b: Recipe2 | None = None,
-        compiled_dims: str = _DIMS[form[0]],
-        disable_ue8m0_cast: bool = False,
-        alpha: Any = None,
-        epilogue: Any = None,
-    ) -> None:
-        x, y = _turned(a) if form[0] == "t" else a, _turned(b) if form[1] == "n" else b
-        _scaled(gemm.__name__, x, y, d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
-
-    return _named(gemm, f"fp8_fp4_gemm_{form}", doc)
-
-
-def _plain_form(form: str, doc: str) -> Callable[..., None]:
-    """The same of operands without scales."""
-
-    def gemm(
-        a: Tensor,
-        b: Tensor,
-        d: Tensor,
-        c: Tensor | None = None,
-        compiled_dims: str = _DIMS[form[0]],
-        alpha: Any = None,
-        epilogue: Any = None,
-    ) -> None:
-        x, y = a.mT if form[0] == "t" else a, b.mT if form[1] == "n" else b
-        _plain(gemm.__name__, x, y, d, c, (alpha, epilogue))
-
-    return _named(gemm, f"bf16_gemm_{form}", doc)
+    Scales are float32 in any layout, or int32 of four ue8m0 bytes; without a recipe packed ones are for 1 x 128. b may be int8
+    [N, K / 2] of 4-bit codes, as of m_grouped_fp8_fp4_gemm_nt_contiguous. c has the shape and type of d, and may be d. The product is
+    rounded to d's type, and so is its sum with c: so does DeepGEMM.
+    """
+    _scaled("fp8_fp4_gemm_nt", a, b, d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
 
 
-def _named(function: Callable[..., None], name: str, doc: str) -> Callable[..., None]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
+def fp8_fp4_gemm_nn(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    recipe_a: Recipe2 | None = None,
+    recipe_b: Recipe2 | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of b [K, N], with its scales transposed; it refuses 4-bit codes."""
+    _scaled("fp8_fp4_gemm_nn", a, _turned(b), d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
+
+
+def fp8_fp4_gemm_tn(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    recipe_a: Recipe2 | None = None,
+    recipe_b: Recipe2 | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of a [K, M] and b [K, N], with their scales transposed; it refuses 4-bit codes."""
+    _scaled("fp8_fp4_gemm_tn", _turned(a), _turned(b), d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
+
+
+def fp8_fp4_gemm_tt(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    recipe_a: Recipe2 | None = None,
+    recipe_b: Recipe2 | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of a [K, M] with its scales transposed, and b [N, K]."""
+    _scaled("fp8_fp4_gemm_tt", _turned(a), b, d, c, (recipe, recipe_a, recipe_b), (alpha, epilogue))
+
+
+def bf16_gemm_nt(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    c: Tensor | None = None,
+    compiled_dims: str = "nk",
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """d = a b^T, or c + a b^T, of bfloat16 a [M, K] and b [N, K], without scales. c is as of fp8_fp4_gemm_nt."""
+    _plain("bf16_gemm_nt", a, b, d, c, (alpha, epilogue))
+
+
+def bf16_gemm_nn(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    c: Tensor | None = None,
+    compiled_dims: str = "nk",
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of b [K, N]."""
+    _plain("bf16_gemm_nn", a, b.mT, d, c, (alpha, epilogue))
+
+
+def bf16_gemm_tn(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    c: Tensor | None = None,
+    compiled_dims: str = "mn",
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of a [K, M] and b [K, N]."""
+    _plain("bf16_gemm_tn", a.mT, b.mT, d, c, (alpha, epilogue))
+
+
+def bf16_gemm_tt(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    c: Tensor | None = None,
+    compiled_dims: str = "mn",
+    alpha: Any = None,
+    epilogue: Any = None,
+) -> None:
+    """The same of a [K, M] and b [N, K]."""
+    _plain("bf16_gemm_tt", a.mT, b, d, c, (alpha, epilogue))
 
 
 def _turned(x: Scaled) -> Scaled:
@@ -152,27 +229,6 @@ def _ended(
     torch.add(c, product, out=d)
 
 
-fp8_fp4_gemm_nt = _scaled_form(
-    "nt",
-    """d = a b^T, or c + a b^T: a is float8_e4m3fn [M, K] with scales of 1 x 128, b [N, K] with scales of 128 x 128 or 1 x 128.
-
-    Scales are float32 in any layout, or int32 of four ue8m0 bytes; without a recipe packed ones are for 1 x 128. b may be int8
-    [N, K / 2] of 4-bit codes, as of m_grouped_fp8_fp4_gemm_nt_contiguous. c has the shape and type of d, and may be d. The product is
-    rounded to d's type, and so is its sum with c: so does DeepGEMM.
-    """,
-)
-fp8_fp4_gemm_nn = _scaled_form("nn", "The same of b [K, N], with its scales transposed; it refuses 4-bit codes.")
-fp8_fp4_gemm_tn = _scaled_form(
-    "tn", "The same of a [K, M] and b [K, N], with their scales transposed; it refuses 4-bit codes."
-)
-fp8_fp4_gemm_tt = _scaled_form("tt", "The same of a [K, M] with its scales transposed, and b [N, K].")
-bf16_gemm_nt = _plain_form(
-    "nt",
-    "d = a b^T, or c + a b^T, of bfloat16 a [M, K] and b [N, K], without scales. c is as of fp8_fp4_gemm_nt.",
-)
-bf16_gemm_nn = _plain_form("nn", "The same of b [K, N].")
-bf16_gemm_tn = _plain_form("tn", "The same of a [K, M] and b [K, N].")
-bf16_gemm_tt = _plain_form("tt", "The same of a [K, M] and b [N, K].")
 fp8_gemm_nt = fp8_fp4_gemm_nt
 """The same function under its other name."""
 fp8_gemm_nn = fp8_fp4_gemm_nn
