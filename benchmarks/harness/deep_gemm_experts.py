@@ -13,8 +13,9 @@ from torch import Tensor
 from gemmill.tuner.protocol import first_line
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-from timed.moe.calls import MoeOperands, MoeWorkload
+from timed.moe.calls import MoeOperands, rows_of
 from timed.moe.contenders import check
+from timed.workload import Workload
 
 GROUP = 128
 """Elements along K that share a scale."""
@@ -45,9 +46,9 @@ class DeepGemmExperts:
     lay: Callable[[MoeOperands, int], Laid]
     complete: bool = True
 
-    def takes(self, workload: MoeWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether scales are in groups of 128."""
-        return workload.group_size == GROUP
+        return workload.of.group_size == GROUP
 
     def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -104,7 +105,7 @@ def _masked(multiply: Callable[..., object], x: MoeOperands, i: int) -> Laid:
     out = torch.empty((experts, size, x.workload.n), dtype=x.out.dtype, device=x.a.device)
     columns = _by_columns(a_scales.unflatten(0, (experts, size)))
     given = (a.unflatten(0, (experts, size)), columns), (x.b, x.b_scales), out, counts.int()
-    expected = max(1, -(-x.workload.rows // experts))
+    expected = max(1, -(-rows_of(x.workload) // experts))
     return Laid(call=partial(multiply, *given, expected), out=out.flatten(0, 1), begins=begins)
 
 
@@ -128,7 +129,7 @@ def _by_columns(scales: Tensor) -> Tensor:
 
 
 def compile_ahead(
-    load: Callable[[str], ModuleType], folder: str, workloads: Sequence[MoeWorkload], jobs: int, limit_s: float
+    load: Callable[[str], ModuleType], folder: str, workloads: Sequence[Workload], jobs: int, limit_s: float
 ) -> str:
     """Have `jobs` processes call both forms once for each workload; they keep their kernels on disk. Returns the outcomes."""
     begun = time.perf_counter()
@@ -142,7 +143,7 @@ def compile_ahead(
     return text if not failures else f"{text}; {len(failures)} failed, the first with: {failures[0]}"
 
 
-def _compile(load: Callable[[str], ModuleType], folder: str, workload: MoeWorkload) -> str | None:
+def _compile(load: Callable[[str], ModuleType], folder: str, workload: Workload) -> str | None:
     from timed.moe.calls import MoeMaker
 
     try:

@@ -86,7 +86,7 @@ def _weights(x: ExpertsOperands, blocks: Tensor, bases: Tensor, gated: bool) -> 
     order = torch.cat((rows[0::2], rows[1::2])) if gated else rows
     each = []
     for own, base in zip(blocks, bases, strict=True):
-        sparse = SparseFp4Blocks(n=n, k=k, group=p.packing.sparse_group, blocks=own, base=base).weights()[0]
+        sparse = SparseFp4Blocks(n=n, k=k, group=p.of.packing.sparse_group, blocks=own, base=base).weights()[0]
         parts = {name: getattr(sparse, name)[:, order] for name in ("codes", "patterns", "scales")}
         factors = base[:1].expand(1, 2 if gated else 1).contiguous()
         each.append(SparseFp4(**parts, weight_scale_2=factors).transposed_2to4())
@@ -120,7 +120,7 @@ def _layer(
     p = x.workload
     tensors = (x.x, ids, x.weights, x.out, *rooms, *first.values(), *second.values())
     pointers = (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-    sizes = (ctypes.c_int * 6)(p.tokens, p.top, p.experts, p.hidden, p.inner, p.packing.sparse_group)
+    sizes = (ctypes.c_int * 6)(p.tokens, p.top, p.experts, p.hidden, p.inner, p.of.packing.sparse_group)
     error = library.article_layer(pointers, sizes, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
     if error:
         raise RuntimeError(f"the article's method failed with CUDA error {error}")

@@ -23,7 +23,7 @@ from gemmill.vocab import Format
 from harness.contenders import LocalContender
 from timed.fused_moe.calls import ExpertsOperands
 from timed.fused_moe.contenders import ExpertsPeer
-from timed.moe.calls import MoeOperands
+from timed.moe.calls import MoeOperands, rows_of
 from timed.moe.contenders import MoePeer
 
 OPS = (MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16)
@@ -99,9 +99,9 @@ def marlin_experts() -> MoePeer:
         block, lists = _sorted(align, experts, p.experts)
         sms = torch.cuda.get_device_properties(device).multi_processor_count
         locks = torch.zeros(sms * _BLOCKS_OF_SM, dtype=torch.int32, device=device)
-        routed = *lists, torch.ones(p.rows, 1, device=device)
+        routed = *lists, torch.ones(rows_of(p), 1, device=device)
         given = x.a, x.out, q, None, scales, None, factors, None, locks, *routed
-        sizes, shares = (p.rows, p.n, p.k), (-1, -1, -1)
+        sizes, shares = (rows_of(p), p.n, p.k), (-1, -1, -1)
         return partial(multiply, *given, block, 1, False, _E2M1, *sizes, False, True, False, *shares)
 
     return MoePeer(name="marlin", bind=bind, kind="nvfp4")
@@ -120,7 +120,7 @@ def _sorted(align: Callable[..., object], ids: Tensor, experts: int) -> tuple[in
 def _packed_experts(x: MoeOperands) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, scales and a factor of each expert."""
     p = x.workload
-    return _packed_weights(decoded(p.format, x.b, x.b_scales, p.k), 1.0)
+    return _packed_weights(decoded(p.of.format, x.b, x.b_scales, p.k), 1.0)
 
 
 def decoded(format: Format, blocks: Tensor, bases: Tensor, k: int) -> Iterator[BlockScaled]:
@@ -175,8 +175,8 @@ def marlin_layer(ops: Ops) -> ExpertsPeer:
 def packed_layer(x: ExpertsOperands) -> tuple[Any, Any]:
     """Both weights for Marlin, the first's gates before its ups. Bases are one power of two, which becomes a factor of all."""
     p, alpha = x.workload, float(x.w13_scales[0, 0])
-    first = all_weights(p.format, x.w13, x.w13_scales, p.hidden)
-    second = all_weights(p.format, x.w2, x.w2_scales, p.inner)
+    first = all_weights(p.of.format, x.w13, x.w13_scales, p.hidden)
+    second = all_weights(p.of.format, x.w2, x.w2_scales, p.inner)
     return _packed_together(gates_first(first, p.experts), p.experts, alpha), _packed_together(second, p.experts, alpha)
 
 

@@ -34,8 +34,8 @@ def plugin_layer(ops: Ops) -> ExpertsPeer:
 def _packed(x: ExpertsOperands) -> tuple[fp4_experts.Weights, ...]:
     """As the plugin packs a checkpoint's; the first's gates before its ups. Bases, one power of two, become a factor of all."""
     p, base = x.workload, x.w13_scales[0, :1]
-    first = gates_first(all_weights(p.format, x.w13, x.w13_scales, p.hidden), p.experts)
-    second = all_weights(p.format, x.w2, x.w2_scales, p.inner)
+    first = gates_first(all_weights(p.of.format, x.w13, x.w13_scales, p.hidden), p.experts)
+    second = all_weights(p.of.format, x.w2, x.w2_scales, p.inner)
     parts = tuple(_part(weights, p.experts, base) for weights in (first, second))
     made = fp4_experts.packed(parts, x.x.dtype, x)
     if made is None:

@@ -17,8 +17,8 @@ from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
-from timed.kv_cache.calls import KvCacheWorkload
 from timed.kv_cache.contenders import KvCachePeer
+from timed.workload import Workload
 
 _OPS = "vllm.v1.attention.ops"
 SPLITS = 32
@@ -52,7 +52,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
 class VllmPeer(KvCachePeer):
     """Attends over TurboQuant's presets alone."""
 
-    def takes(self, workload: KvCacheWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the format is one of them."""
         return super().takes(workload) and workload.kind.split()[1].startswith(PREFIX)
 
@@ -96,7 +96,7 @@ class _Layout:
         self.rotation = hadamard_transform(torch.eye(head_dim, device=device)).float()
 
 
-def _attend(kernel: Callable[..., Any], given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def _attend(kernel: Callable[..., Any], given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     q, keys = given["q"], given["keys"]
     layout = _Layout(workload.kind.split()[1], q.shape[-1], q.device)
     cache = keys.as_strided((*keys.shape[:3], layout.slot_bytes), keys.stride())
@@ -125,7 +125,7 @@ def _attend(kernel: Callable[..., Any], given: dict[str, Any], workload: KvCache
     )
 
 
-def _store(kernel: Callable[..., Any], given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def _store(kernel: Callable[..., Any], given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     keys = given["keys"]
     _, heads, head_dim = keys.shape
     layout = _Layout(STORED, head_dim, keys.device)

@@ -1,6 +1,7 @@
 """The timed calls of each family: a module of its name, whose `BENCHMARK` the program reads.
 
-A family whose workloads are not the tuner's has a folder: `calls.py` with workloads and operands, `contenders.py` with who computes them.
+Workloads are the tuner's (`gemmill.tuner.workloads`), or in a family without a sweep of all its calls those of `timed/workload.py`. Such a
+family has a folder: `calls.py` with kinds of calls and operands, `contenders.py` with who computes them.
 """
 
 from argparse import ArgumentParser, Namespace

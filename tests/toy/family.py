@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from gemmill.family import Family, Kernels
-from gemmill.vocab import Compiler
 from toy import NAME
 from toy.config import GRAMMAR, TUNING, check_count, selected, spell
 from toy.ops import OPS, PACK
@@ -21,14 +20,13 @@ FAMILY = Family(
             ops=lambda config: (PACK.name,),
             rules=(check_count,),
             spell=spell,
-            compiler=Compiler.NVCC,
             seconds=lambda _: 1.0,
             unit_seconds=1.0,
             unit_size=4,
         ),
     ),
-    cases="toy.cases",
-    serving="toy.serving",
+    package=NAME,
+    has_functions=False,
     selections={"smoke": selected, "default": selected},
     tuning=TUNING,
     questions=QUESTIONS,

@@ -82,6 +82,27 @@ def test_a_circle_is_found_wherever_its_imports_are(tmp_path: Path) -> None:
     assert circles(found | {"p.c": {"p.behind"}}) == []
 
 
+def read_by_one_room(imports: Mapping[str, set[str]]) -> list[str]:
+    """Modules of compat that stand between the rooms of other projects, and that one room or none reads."""
+    compat = "gemmill.compat."
+    rooms = {name.split(".")[2] for name in imports if name.startswith(compat) and name.count(".") > 2}
+    shared = [name for name in imports if name.startswith(compat) and name.split(".")[2] not in rooms]
+    readers: dict[str, set[str]] = {name: set() for name in shared}
+    for _ in shared:  # through one another
+        for name, of in imports.items():
+            room = name.split(".")[2] if name.startswith(compat) else ""
+            for read in of & readers.keys():
+                readers[read] |= readers.get(name, {room} & rooms)
+    return [name for name, found in readers.items() if len(found) < 2]
+
+
+def test_rooms_of_other_projects_share_what_stands_between_them() -> None:
+    assert read_by_one_room(imports_below(ROOT / "generator")) == []
+    known = {"gemmill.compat.a.x": {"gemmill.compat.one"}, "gemmill.compat.one": {"gemmill.compat.two"}}
+    known |= {"gemmill.compat.b.x": {"gemmill.compat.two"}, "gemmill.compat.two": set()}
+    assert read_by_one_room(known) == ["gemmill.compat.one"]
+
+
 def long_functions(tree: ast.Module) -> list[str]:
     """Functions, device code aside, of more lines than a page has."""
     return [

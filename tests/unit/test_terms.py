@@ -2,16 +2,17 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "generator/gemmill"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TYPES = {"workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
 """Endings of the types of parameters and fields so called, besides values that cross to another process as JSON."""
 AS_JSON = ("Any", "list[Any]")
-ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}}
+ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}, "Workload": {"Workload", "MeasuredWorkload"}}
 """Classes whose names end so."""
 HOMES = {
     "Kind": {"gemm/traced.py"},
@@ -70,10 +71,21 @@ def test_a_short_word_names_one_type(word: str, trees: dict[str, ast.Module]) ->
     assert homes == HOMES[word]
 
 
+def classes_of(trees: Iterable[ast.Module]) -> set[str]:
+    """The names of all classes that modules define."""
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_classes_share_an_ending_that_share_a_meaning(ending: str, trees: dict[str, ast.Module]) -> None:
-    classes = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    assert {name for name in classes if name.endswith(ending)} == ENDINGS[ending]
+    assert {name for name in classes_of(trees.values()) if name.endswith(ending)} == ENDINGS[ending]
+
+
+def test_families_share_the_class_of_a_timed_workload() -> None:
+    """A family adds the types and formats of its kinds of calls, and no class of their sizes."""
+    found = classes_of(ast.parse(path.read_text()) for path in BENCHMARKS.rglob("*.py"))
+    assert {name for name in found if name.endswith("Workload")} == {"Workload"}
+    assert classes_of([ast.parse("class MoeWorkload: ...")]) == {"MoeWorkload"}
 
 
 def test_a_constant_is_defined_once(trees: dict[str, ast.Module]) -> None:

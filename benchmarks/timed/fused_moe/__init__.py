@@ -1,7 +1,5 @@
 """The timed calls of fused experts."""
 
-from dataclasses import replace
-
 from timed import Benchmark
 from timed.fused_moe.calls import TINY, ExpertsMaker, add_options, tiny, workload_of, workloads_of
 from timed.fused_moe.contenders import ExpertsContender, ExpertsWay, OneAfterTheOther
@@ -11,7 +9,7 @@ BENCHMARK = Benchmark(
     workloads=workloads_of,
     tiny=tiny,
     host_workload=lambda kind: workload_of(kind, TINY, 1),
-    warm_workload=lambda p: replace(p, tokens=1024),
+    warm_workload=lambda p: p.resized(tokens=1024),
     maker=ExpertsMaker,
     data="normal random numbers; each token has random experts, others from call to call",
     subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),

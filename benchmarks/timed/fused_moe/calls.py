@@ -1,7 +1,7 @@
 """Which layers of experts are timed, and their arguments."""
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -13,6 +13,7 @@ from gemmill.formats.layout import SIDE
 from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
 from gemmill.formats.sparse_fp4 import PATTERNS
 from gemmill.vocab import Format
+from timed.workload import Kind, Workload
 
 LAYERS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -23,11 +24,8 @@ LAYERS = {
 }
 """Experts, experts of a token, columns of x, and results of the first product."""
 TOKENS = (1, 4, 16, 64, 256, 1024)
-PACKED = {str(packing): packing for packing in PACKINGS}
-"""Weights of 4 bits: with activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
 FINE = "fp8_groups_32"
 """Weights of e4m3 with scales of blocks of 32 x 32."""
-KINDS = ("fp8_groups", FINE, "fp8", "bf16", *PACKED)
 BASE = 2.0**-4
 """Of all rows of packed weights."""
 DRAWN_EXPERTS, DRAWN_TOP, DRAWN_STEP = (8, 16, 32, 64, 128, 256, 512), (1, 2, 4, 6, 8, 10), 128
@@ -38,15 +36,15 @@ TINY = (4, 2, 256, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsWorkload:
-    """Tokens of one layer, each with experts of its own."""
+class ExpertsKind(Kind):
+    """Weights of a type: `tokens` of one layer, each with `top` experts of its own of `experts`, at `hidden` and `inner`."""
 
-    kind: str
-    experts: int
-    top: int
-    hidden: int
-    inner: int
-    tokens: int
+    dtype: torch.dtype = torch.uint8
+    """Of weights."""
+    group_size: int = 0
+    """Elements of a row, and rows of weights, that share a scale; 0 where no scales are of blocks."""
+    packing: Packing | None = None
+    """Of packed weights."""
 
     @property
     def grouped(self) -> bool:
@@ -54,62 +52,58 @@ class ExpertsWorkload:
         return self.group_size == GROUP
 
     @property
-    def group_size(self) -> int:
-        """Elements of a row, and rows of weights, that share a scale; 0 where no scales are of blocks."""
-        return {"fp8_groups": GROUP, FINE: FINE_GROUP}.get(self.kind, 0)
-
-    @property
     def coded(self) -> bool:
         """Whether weights are e4m3 as checkpoints have them."""
-        return self.kind in ("fp8_groups", FINE, "fp8")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights."""
-        if self.format is not None:
-            return torch.uint8
-        return torch.bfloat16 if self.kind == "bf16" else torch.float8_e4m3fn
-
-    @property
-    def packing(self) -> Packing | None:
-        """Of packed weights."""
-        return PACKED.get(self.kind)
+        return self.dtype is torch.float8_e4m3fn
 
     @property
     def format(self) -> Format | None:
         """Of packed weights."""
         return None if self.packing is None else self.packing.format
 
-    @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, p: Workload) -> dict[str, int]:
         """By name."""
-        return {"m": self.tokens, "experts": self.experts, "top": self.top, "k": self.hidden, "inner": self.inner}
+        return {"m": p.tokens, "experts": p.experts, "top": p.top, "k": p.hidden, "inner": p.inner}
 
-    @property
-    def flops(self) -> float:
+    def flops(self, p: Workload) -> float:
         """Multiplications and additions."""
-        return 6.0 * self.tokens * self.top * self.hidden * self.inner
+        return 6.0 * p.tokens * p.top * p.hidden * p.inner
 
-    @property
-    def active(self) -> float:
-        """Experts that have rows, in the mean of random routings."""
-        return self.experts * (1 - (1 - self.top / self.experts) ** self.tokens)
-
-    @property
-    def bytes(self) -> int:
+    def bytes(self, p: Workload) -> int:
         """Weights of experts that have rows, x and the result."""
         of_weight = self.dtype.itemsize if self.packing is None else self.packing.bits / 8
-        return int(self.active * 3 * self.hidden * self.inner * of_weight) + 4 * self.tokens * self.hidden
+        return int(active(p) * 3 * p.hidden * p.inner * of_weight) + 4 * p.tokens * p.hidden
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.tokens} tokens, top {self.top} of {self.experts} x 3 x {self.hidden} x {self.inner}"
+    def text(self, p: Workload) -> str:
+        """The sizes in words."""
+        return f"{p.tokens} tokens, top {p.top} of {p.experts} x 3 x {p.hidden} x {p.inner}"
+
+
+def active(p: Workload) -> float:
+    """Experts that have rows, in the mean of random routings."""
+    found: float = p.experts * (1 - (1 - p.top / p.experts) ** p.tokens)
+    return found
+
+
+PACKED = tuple(map(str, PACKINGS))
+"""Weights of 4 bits: with activations of bf16, or folded into e4m3 for such activations; dense, or 2:4 sparse."""
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ExpertsKind(name="fp8_groups", dtype=torch.float8_e4m3fn, group_size=GROUP),
+        ExpertsKind(name=FINE, dtype=torch.float8_e4m3fn, group_size=FINE_GROUP),
+        ExpertsKind(name="fp8", dtype=torch.float8_e4m3fn),
+        ExpertsKind(name="bf16", dtype=torch.bfloat16),
+        *(ExpertsKind(name=str(packing), packing=packing) for packing in PACKINGS),
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsOperands:
     """The operands of one layer; copies differ in their routing."""
 
-    workload: ExpertsWorkload
+    workload: Workload
     out: Tensor
     x: Tensor
     w13: Tensor
@@ -135,10 +129,10 @@ class ExpertsMaker:
         self._kept: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: ExpertsWorkload) -> ExpertsOperands:
+    def make(self, workload: Workload) -> ExpertsOperands:
         """Of a workload."""
         p = workload
-        key = (p.dtype, p.packing, p.experts, p.hidden, p.inner)
+        key = (p.of.dtype, p.of.packing, p.experts, p.hidden, p.inner)
         if key != self._key:
             self._kept, self._key = (), key
             self._kept = self._weights(p, 2 * p.inner, p.hidden), self._weights(p, p.hidden, p.inner)
@@ -155,19 +149,19 @@ class ExpertsMaker:
             weights=torch.rand(p.tokens, p.top, device=self._device, generator=self._generator),
         )
 
-    def _routed(self, p: ExpertsWorkload) -> Tensor:
+    def _routed(self, p: Workload) -> Tensor:
         order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
         return order.topk(p.top, dim=1).indices.int()
 
-    def _weights(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor:
-        if p.packing is not None:
-            return self._packed(p, p.packing, rows, columns)
-        made = torch.empty((p.experts, rows, columns), dtype=p.dtype, device=self._device)
+    def _weights(self, p: Workload, rows: int, columns: int) -> Tensor:
+        if p.of.packing is not None:
+            return self._packed(p, p.of.packing, rows, columns)
+        made = torch.empty((p.experts, rows, columns), dtype=p.of.dtype, device=self._device)
         for one in made:
-            one.copy_(self._normal(rows, columns).to(p.dtype))
+            one.copy_(self._normal(rows, columns).to(p.of.dtype))
         return made
 
-    def _packed(self, p: ExpertsWorkload, packing: Packing, rows: int, columns: int) -> Tensor:
+    def _packed(self, p: Workload, packing: Packing, rows: int, columns: int) -> Tensor:
         """Blocks of any codes, kept at any places of sparse weights, with scales of an eighth to one."""
         made = torch.empty(packing.blocks_shape(p.experts, rows, columns), dtype=torch.uint8, device=self._device)
         least, step = _SCALE_BYTES[p.kind]
@@ -185,13 +179,13 @@ class ExpertsMaker:
         low, high = (legal[part.int() % len(PATTERNS)] for part in (bytes_ & 15, bytes_ >> 4))
         return low | high << 4
 
-    def _scales(self, p: ExpertsWorkload, rows: int, columns: int) -> Tensor | None:
-        if p.kind == "bf16":
+    def _scales(self, p: Workload, rows: int, columns: int) -> Tensor | None:
+        if p.of.dtype is torch.bfloat16:
             return None
-        if p.packing is not None:
+        if p.of.packing is not None:
             return torch.full((p.experts, rows), BASE, device=self._device)
         shape: tuple[int, ...] = (p.experts, rows)
-        if g := p.group_size:
+        if g := p.of.group_size:
             shape = p.experts, -(-rows // g), -(-columns // g)
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
 
@@ -204,7 +198,7 @@ _SCALE_BYTES |= dict.fromkeys(("nvfp4_2to4", "nvfp4_2to4_8"), _SCALE_BYTES["nvfp
 """The byte of a scale of an eighth in blocks of each kind, and the step that doubles it (docs/formats.md)."""
 
 
-def workloads_of(options: Namespace) -> list[ExpertsWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every layer, or random ones, with every number of tokens. Raises ValueError."""
     kinds, layers = options.op.split(","), options.layers.split(",")
     for what, asked, known in (("op", kinds, KINDS), ("layer", layers, LAYERS)):
@@ -230,14 +224,14 @@ def _drawn(random: Random) -> tuple[int, int, int, int]:
             return experts, top, hidden, inner
 
 
-def workload_of(kind: str, layer: tuple[int, int, int, int], tokens: int) -> ExpertsWorkload:
+def workload_of(kind: str, layer: tuple[int, int, int, int], tokens: int) -> Workload:
     experts, top, hidden, inner = layer
-    return ExpertsWorkload(kind=kind, experts=experts, top=top, hidden=hidden, inner=inner, tokens=tokens)
+    return KINDS[kind].at(experts=experts, top=top, hidden=hidden, inner=inner, tokens=tokens)
 
 
-def tiny(workload: ExpertsWorkload) -> ExpertsWorkload:
+def tiny(workload: Workload) -> Workload:
     experts, top, hidden, inner = TINY
-    return replace(workload, experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(workload.tokens, 9))
+    return workload.resized(experts=experts, top=top, hidden=hidden, inner=inner, tokens=min(workload.tokens, 9))
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -18,7 +18,8 @@ from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
 from harness import foreign_source
 from harness.contenders import CheckedCalls, WrongResult
-from timed.fused_moe.calls import FINE, ExpertsOperands, ExpertsWorkload
+from timed.fused_moe.calls import FINE, ExpertsOperands
+from timed.workload import Workload
 
 CHECKED_TOKENS = 2
 """The last ones: whole layers take float64 too long."""
@@ -39,21 +40,21 @@ class ExpertsContender(_Timed):
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: ExpertsWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
     def call(self, operands: ExpertsOperands, i: int) -> partial[object]:
         """A call with its arguments bound."""
-        x, packing = operands, operands.workload.packing
+        x, packing = operands, operands.workload.of.packing
         op = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default
         given = x.out, x.x, x.w13, x.w2, x.w13_scales, x.w2_scales, x.ids[i], x.weights
         numbers = () if packing is None else (PACKINGS.index(packing), INTERLEAVED)
         return partial(op, *given, "silu", 1.0, float("inf"), 0.0, *numbers)
 
     @staticmethod
-    def _op(workload: ExpertsWorkload) -> str:
-        return "fused_experts" if workload.packing is None else "fused_fp4_experts"
+    def _op(workload: Workload) -> str:
+        return "fused_experts" if workload.of.packing is None else "fused_fp4_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +65,10 @@ class ExpertsWay(ExpertsContender):
     """Whether both products are grouped GEMMs."""
     complete: bool = False
 
-    def takes(self, workload: ExpertsWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the build has a variant that goes this way."""
-        return workload.packing is None and any(
-            self._goes(entry.config) and entry.config.group_size == workload.group_size
+        return workload.of.packing is None and any(
+            self._goes(entry.config) and entry.config.group_size == workload.of.group_size
             for entry in gemmill.variants(op=self._op(workload))
         )
 
@@ -101,7 +102,7 @@ class ExpertsPeer(_Timed):
     complete: bool = True
     loosely = True
 
-    def takes(self, workload: ExpertsWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether weights are of one of its kinds."""
         return workload.kind in self.kinds
 
@@ -118,9 +119,9 @@ class OneAfterTheOther(_Timed):
     complete: bool = False
     loosely = True
 
-    def takes(self, workload: ExpertsWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether scales are of blocks of 128 x 128."""
-        return workload.grouped
+        return workload.of.grouped
 
     def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -165,9 +166,9 @@ class VllmTriton(_Timed):
     complete: bool = True
     loosely = True
 
-    def takes(self, workload: ExpertsWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether scales are of blocks, or vLLM has a file of tile sizes for the layer in bf16."""
-        return bool(workload.group_size) or (workload.kind == "bf16" and self._sizes(workload).is_file())
+        return bool(workload.of.group_size) or (workload.kind == "bf16" and self._sizes(workload).is_file())
 
     def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -178,32 +179,32 @@ class VllmTriton(_Timed):
         nearest = min((int(m) for m in sizes if m.isdigit()), key=lambda m: abs(m - p.tokens))
         return partial(self._layer, _kernel(self.source), sizes[str(nearest)], operands, operands.ids[i])
 
-    def _sizes(self, p: ExpertsWorkload) -> Path:
-        kind = ",dtype=fp8_w8a8,block_shape=[128,128]" if p.grouped else ""
+    def _sizes(self, p: Workload) -> Path:
+        kind = ",dtype=fp8_w8a8,block_shape=[128,128]" if p.of.grouped else ""
         return self.source.parent / f"E={p.experts},N={p.inner},device_name=NVIDIA_H200{kind}.json"
 
     @staticmethod
     def _layer(kernel: Any, sizes: dict[str, int], x: ExpertsOperands, ids: Tensor) -> None:
         p, ops = x.workload, torch.ops._C
         sorted_ids, experts, padded = _aligned(ids, p.experts, sizes["BLOCK_SIZE_M"])
-        codes, scales = _coded_by_vllm(x.x, p.group_size) if p.group_size else (x.x, None)
+        codes, scales = _coded_by_vllm(x.x, p.of.group_size) if p.of.group_size else (x.x, None)
         product = x.x.new_empty((p.tokens, p.top, 2 * p.inner))
         routing, first = (sorted_ids, experts, padded), (codes, scales, x.w13, x.w13_scales, product)
-        _multiply(kernel, sizes, first, routing, None, p.top, p.group_size)
+        _multiply(kernel, sizes, first, routing, None, p.top, p.of.group_size)
         inner = x.x.new_empty((p.tokens * p.top, p.inner))
         ops.silu_and_mul.default(inner, product.view(-1, 2 * p.inner))
-        codes, scales = _coded_by_vllm(inner, p.group_size) if p.group_size else (inner, None)
+        codes, scales = _coded_by_vllm(inner, p.of.group_size) if p.of.group_size else (inner, None)
         parts = x.x.new_empty((p.tokens, p.top, p.hidden))
         second = codes, scales, x.w2, x.w2_scales, parts
-        _multiply(kernel, sizes, second, routing, x.weights, 1, p.group_size)
+        _multiply(kernel, sizes, second, routing, x.weights, 1, p.of.group_size)
         torch.ops._moe_C.moe_sum.default(parts, x.out)
 
 
-def _default_sizes(p: ExpertsWorkload) -> dict[str, int]:
+def _default_sizes(p: Workload) -> dict[str, int]:
     """Tiles as vLLM 0.33.0 takes them for FP8 in blocks where it has no file."""
     of_warps = {"num_warps": 4, "num_stages": 3}
     rows = {"BLOCK_SIZE_M": 16 if p.tokens <= 64 else 64, "GROUP_SIZE_M": 1 if p.tokens <= 16 else 32}
-    return {**rows, "BLOCK_SIZE_N": p.group_size, "BLOCK_SIZE_K": p.group_size, **of_warps}
+    return {**rows, "BLOCK_SIZE_N": p.of.group_size, "BLOCK_SIZE_K": p.of.group_size, **of_warps}
 
 
 def _kernel(source: Path) -> Any:
@@ -284,7 +285,7 @@ def check(operands: ExpertsOperands, call: Callable[[], object], *, loosely: boo
 def _layer_of(x: ExpertsOperands, rows: slice) -> Layer:
     """Of some tokens; of packed weights those that these tokens meet are decoded."""
     of_tokens = {"x": x.x[rows], "topk_weights": x.weights[rows]}
-    if (packing := x.workload.packing) is None:
+    if (packing := x.workload.of.packing) is None:
         of_weights = {name: getattr(x, name) for name in _WEIGHTS}
         return Layer(**of_tokens, **of_weights, topk_ids=x.ids[0][rows])
     used, ids = x.ids[0][rows].unique(return_inverse=True)

@@ -1,7 +1,6 @@
 """The timed calls of gated GEMMs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from timed import Benchmark
 from timed.gated_mm.calls import GatedMaker, add_options, small, tiny, workloads_of
@@ -20,7 +19,7 @@ BENCHMARK = Benchmark(
     workloads=workloads_of,
     tiny=tiny,
     host_workload=small,
-    warm_workload=lambda p: replace(p, m=4096),
+    warm_workload=lambda p: p.resized(m=4096),
     maker=GatedMaker,
     data="normal random numbers; weights differ from call to call",
     subject=lambda namespace, name: GatedContender(name=name, namespace=namespace),

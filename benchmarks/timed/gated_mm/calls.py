@@ -3,9 +3,8 @@
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -13,8 +12,20 @@ from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
 from timed.gated_mm import experts as gated_experts
-from timed.gated_mm.experts import ExpertOperands, ExpertWorkload
-from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, ENDS, INTEGERS, KINDS, SCALES, GatedWorkload, after
+from timed.gated_mm.experts import ExpertOperands
+from timed.gated_mm.layers import (
+    CHECKED_COLUMNS,
+    CHECKED_ROWS,
+    ENDS,
+    GATHERED,
+    INTEGERS,
+    KINDS,
+    PREFIX,
+    RESULTS,
+    SCALES,
+    after,
+)
+from timed.workload import Workload
 
 LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
@@ -28,7 +39,7 @@ INT8_DEVIATION = 32
 class GatedOperands:
     """The operands of one workload; copies differ in their weights."""
 
-    workload: GatedWorkload
+    workload: Workload
     out: Tensor
     out_scales: Tensor | None
     static_scale: Tensor | None
@@ -51,7 +62,7 @@ class GatedOperands:
         """A call of the op with its arguments bound."""
         x = self
         given = x.out, x.out_scales, x.a, x.weights[i], x.a_scales, x.b_scales
-        return partial(ops.scaled_mm_act_quant.default, *given, *x.workload.activation, x.static_scale)
+        return partial(ops.scaled_mm_act_quant.default, *given, *x.workload.of.activation, x.static_scale)
 
     def alone(self, ops: Any, i: int) -> Callable[[], object]:
         """A call of the product alone. Its columns are not those that the op wants: times are the same."""
@@ -65,7 +76,7 @@ class GatedOperands:
     def part(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The last rows and columns of the first call, as operands of their own, and their results."""
         x, rows, columns = self, slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, self.workload.hidden)
-        of_b = x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.in_groups else x.b_scales[-2 * columns :]
+        of_b = x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.of.in_groups else x.b_scales[-2 * columns :]
         given = {
             "a": x.a[rows],
             "b": x.weights[0][:, -2 * columns :],
@@ -87,64 +98,57 @@ class GatedMaker:
         self._weights: tuple[Tensor, ...] = ()
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: GatedWorkload) -> GatedOperands | ExpertOperands:
+    def make(self, workload: Workload) -> GatedOperands | ExpertOperands:
         """Of a workload."""
-        if isinstance(workload, ExpertWorkload):
+        if workload.of.of_experts:
             self._weights = ()
             return self._of_experts.make(workload)
         p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
-        if not self._weights or (self._weights[0].shape, self._weights[0].dtype) != ((p.k, n), p.dtype):
+        if not self._weights or (self._weights[0].shape, self._weights[0].dtype) != ((p.k, n), p.of.dtype):
             self._weights = ()
             count = min(MOST_COPIES, -(-self._rotated_bytes // (n * p.k)))
             self._weights = tuple(self._numbers(p, n, p.k).t() for _ in range(count))
         return GatedOperands(
             workload=p,
-            out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.result.dtype.torch_name)),
-            out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device) if p.result is Result.GROUP else None,
-            static_scale=torch.full((1,), 0.1, device=self._device) if p.result is Result.STATIC else None,
+            out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.of.result.dtype.torch_name)),
+            out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device)
+            if p.of.result is Result.GROUP
+            else None,
+            static_scale=torch.full((1,), 0.1, device=self._device) if p.of.result is Result.STATIC else None,
             a=self._numbers(p, p.m, p.k),
             weights=self._weights,
-            a_scales=self._scales(k_groups, p.m).t() if p.in_groups else self._scales(p.m, 1),
-            b_scales=(self._scales(k_groups, n // GROUP) if p.in_groups else self._scales(n)) / self._largeness(p),
+            a_scales=self._scales(k_groups, p.m).t() if p.of.in_groups else self._scales(p.m, 1),
+            b_scales=(self._scales(k_groups, n // GROUP) if p.of.in_groups else self._scales(n)) / self._largeness(p),
             product=torch.empty((p.m, n), device=self._device, dtype=torch.bfloat16),
         )
 
-    def _numbers(self, p: GatedWorkload, *shape: int) -> Tensor:
+    def _numbers(self, p: Workload, *shape: int) -> Tensor:
         numbers = torch.randn(shape, device=self._device, generator=self._generator)
         return (
-            numbers.mul_(INT8_DEVIATION).round_().clamp_(-128, 127).to(p.dtype)
-            if p.is_of_integers
-            else numbers.to(p.dtype)
+            numbers.mul_(INT8_DEVIATION).round_().clamp_(-128, 127).to(p.of.dtype)
+            if p.of.is_of_integers
+            else numbers.to(p.of.dtype)
         )
 
-    def _largeness(self, p: GatedWorkload) -> float:
+    def _largeness(self, p: Workload) -> float:
         """That of a sum, so that scaled ones are near 1."""
-        return math.sqrt(p.k) * (INT8_DEVIATION**2 if p.is_of_integers else 1)
+        return math.sqrt(p.k) * (INT8_DEVIATION**2 if p.of.is_of_integers else 1)
 
     def _scales(self, *shape: int) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) + 0.5
 
 
-def workloads_of(options: Namespace) -> list[GatedWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every layer with every number of rows, then those of experts. Raises ValueError."""
-    kinds = options.op.split(",")
-    if unknown := [word for word in kinds if word not in _known()]:
-        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(_known())}")
+    names = options.op.split(",")
+    if unknown := [name for name in names if name not in KINDS]:
+        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(KINDS)}")
     layers = LAYERS if options.layers is None else LAYERS[: options.layers]
     rows = ROWS if options.rows is None else tuple(map(int, options.rows.split(",")))
-    of_experts = [kind for kind in kinds if kind.startswith(gated_experts.PREFIX)]
-    dense = [kind for kind in kinds if kind not in of_experts]
-    found: list[GatedWorkload] = [
-        GatedWorkload(kind=kind, m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows
-    ]
+    of_experts = [name for name in names if KINDS[name].of_experts]
+    dense = [KINDS[name] for name in names if name not in of_experts]
+    found = [kind.at(m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows]
     return [*found, *gated_experts.workloads_of(of_experts, options.expert_layers, options.tokens)]
-
-
-def _known() -> list[str]:
-    dense = ["".join(parts) for parts in product(KINDS, ENDS, SCALES)]
-    of_experts = [f"{gated_experts.PREFIX}{kind}" for kind in dense]
-    integers = ["".join(parts) + INTEGERS for parts in product(KINDS, ENDS)]
-    return [*dense, *integers, *of_experts, *(kind + gated_experts.GATHERED for kind in of_experts)]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -153,8 +157,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--op",
         "--ops",
         default="groups,bf16",
-        help=f"kinds, with commas, of {', '.join(KINDS)}, or with {ENDS[1]} and then {SCALES[1]} or {INTEGERS} behind; "
-        f"{gated_experts.PREFIX} before them stands for rows of experts, {gated_experts.GATHERED} behind for gathered ones",
+        help=f"kinds, with commas, of {', '.join(RESULTS)}, or with {ENDS[1]} and then {SCALES[1]} or {INTEGERS} behind; "
+        f"{PREFIX} before them stands for rows of experts, {GATHERED} behind for gathered ones",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
     parser.add_argument("--layers", type=int, help=f"the first so many of {len(LAYERS)} layers")
@@ -164,13 +168,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--expert-layers", help="EXPERTSxTOPxRESULTSxK with commas; the table's by default")
 
 
-def tiny(p: GatedWorkload) -> GatedWorkload:
-    m = 2 * min(p.m, 5) if isinstance(p, ExpertWorkload) else min(p.m, 9)
-    more = {"experts": 4, "top": 2} if isinstance(p, ExpertWorkload) else {}
-    return replace(p, m=m, hidden=256, k=128, **more)
+def tiny(p: Workload) -> Workload:
+    more = {"experts": 4, "top": 2} if p.of.of_experts else {}
+    return p.resized(m=2 * min(p.m, 5) if more else min(p.m, 9), hidden=256, k=128, **more)
 
 
-def small(kind: str) -> GatedWorkload:
-    if kind.startswith(gated_experts.PREFIX):
-        return ExpertWorkload(kind=kind, m=16, hidden=256, k=256, experts=4, top=2)
-    return GatedWorkload(kind=kind, m=16, hidden=256, k=256)
+def small(name: str) -> Workload:
+    more = {"experts": 4, "top": 2} if KINDS[name].of_experts else {}
+    return KINDS[name].at(m=16, hidden=256, k=256, **more)

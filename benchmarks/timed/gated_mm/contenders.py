@@ -10,7 +10,7 @@ from gemmill.families.gated_mm.config import Result
 from harness.contenders import CheckedCalls, WrongResult
 from timed.gated_mm.calls import GatedOperands
 from timed.gated_mm.experts import ExpertOperands
-from timed.gated_mm.layers import GatedWorkload
+from timed.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class GatedContender(CheckedCalls):
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: GatedWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op."""
         return all(
             hasattr(getattr(torch.ops, self.namespace), op) for op in ("scaled_mm_act_quant", "grouped_mm_act_quant")
@@ -43,9 +43,9 @@ class Separate(CheckedCalls):
     with_op: bool
     complete: bool = False
 
-    def takes(self, workload: GatedWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether there is an op for the stored result."""
-        return not self.with_op or workload.result is not Result.BF16
+        return not self.with_op or workload.of.result is not Result.BF16
 
     def check(self, operands: "GatedOperands | ExpertOperands", call: Callable[[], object]) -> None:
         """Nothing: it computes a part of the op."""
@@ -66,7 +66,7 @@ def check(operands: "GatedOperands | ExpertOperands", call: Callable[[], object]
         if written is not None:
             written.view(torch.uint8).fill_(0x7F)
     call()
-    activation, alpha, limit, beta = x.workload.activation
+    activation, alpha, limit, beta = x.workload.of.activation
     numbers = {"activation": activation, "alpha": alpha, "limit": limit, "beta": beta}
     part, found = x.part()
     if report := report_of(wrong_of(part | numbers | {"static_scale": x.static_scale}, found, exactly=False)):

@@ -10,56 +10,21 @@ import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
-from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, GatedWorkload, after
-from timed.moe.calls import MoeMaker, MoeWorkload
+from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, KINDS, after
+from timed.moe.calls import KINDS as MOE_KINDS
+from timed.moe.calls import MoeMaker
+from timed.workload import Workload
 
 LAYERS = ((128, 8, 768, 2048), (8, 2, 14336, 4096), (32, 8, 2048, 7168))
 """Experts, experts of a token, results and K: of Qwen3 30B A3B, of Mixtral 8x7B, and of DeepSeek V3, 32 experts a GPU."""
 TOKENS = (1, 16, 64, 256, 1024, 4096)
-PREFIX, GATHERED = "experts_", "_gathered"
-"""Before a kind, and behind it where rows are gathered by their numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertWorkload(GatedWorkload):
-    """One layer of experts: its first product, with its end."""
-
-    experts: int
-    top: int
-    """Experts of a token."""
-
-    @property
-    def word(self) -> str:
-        """The stored result, in the words of a kind without experts."""
-        return self.kind.removeprefix(PREFIX).removesuffix(GATHERED)
-
-    @property
-    def gathered(self) -> bool:
-        """Whether rows of A are named by numbers."""
-        return self.kind.endswith(GATHERED)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name."""
-        return super().sizes | {"experts": self.experts}
-
-    @property
-    def bytes(self) -> int:
-        """Weights of experts that can have rows, activations, results."""
-        weights = min(self.m, self.experts) * 2 * self.hidden * self.k
-        rows = self.m // self.top if self.gathered else self.m
-        return weights + rows * self.k + self.m * self.hidden * self.result.dtype.bits // 8
-
-    def __str__(self) -> str:
-        tokens = self.m // self.top
-        return f"{self.kind} {tokens} tokens, top {self.top} of {self.experts} x (2 x {self.hidden}) x {self.k}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertOperands:
     """The operands of one workload; copies differ in their routing."""
 
-    workload: ExpertWorkload
+    workload: Workload
     out: Tensor
     out_scales: Tensor | None
     static_scale: Tensor | None
@@ -86,7 +51,7 @@ class ExpertOperands:
         """A call of the op with its arguments bound."""
         x = self
         given = x.out, x.out_scales, x.a, x.weights, x.a_scales, x.b_scales, x.offsets[i]
-        more = *x.workload.activation, x.static_scale, None, x.token_ids
+        more = *x.workload.of.activation, x.static_scale, None, x.token_ids
         return partial(ops.grouped_mm_act_quant.default, *given, *more)
 
     def alone(self, ops: Any, i: int) -> Callable[[], object]:
@@ -107,7 +72,7 @@ class ExpertOperands:
         rows = slice(max(ends[expert], ends[expert + 1] - CHECKED_ROWS), ends[expert + 1])
         of_a = torch.arange(x.workload.m, device=x.a.device)[rows] if x.token_ids is None else x.token_ids[rows].long()
         b_scales = x.b_scales[expert]
-        of_b = b_scales.t()[:, -(2 * columns // GROUP) :] if x.workload.in_groups else b_scales[-2 * columns :]
+        of_b = b_scales.t()[:, -(2 * columns // GROUP) :] if x.workload.of.in_groups else b_scales[-2 * columns :]
         given = {
             "a": x.a.view(torch.uint8)[of_a].view(x.a.dtype),
             "b": x.weights[expert].t()[:, -2 * columns :],
@@ -128,21 +93,23 @@ class ExpertMaker:
         self._plain = MoeMaker(device, rotated_bytes)
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: ExpertWorkload) -> ExpertOperands:
+    def make(self, workload: Workload) -> ExpertOperands:
         """Of a workload."""
         p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
-        kind, tokens = "fp8_groups" if p.in_groups else "fp8", p.m // p.top
+        kind, tokens = "fp8_groups" if p.of.in_groups else "fp8", p.m // p.top
         plain = self._plain.make(
-            MoeWorkload(kind=kind, experts=p.experts, top=p.top, n=n, k=p.k, tokens=tokens, routing="random")
+            MOE_KINDS[kind].at(experts=p.experts, top=p.top, n=n, k=p.k, tokens=tokens, routing="random")
         )
-        given = tokens if p.gathered else p.m
-        a, a_scales = plain.a[:given], self._scales(k_groups, given).t() if p.in_groups else self._scales(given, 1)
-        b_shape = (p.experts, 2 * -(-p.hidden // GROUP), k_groups) if p.in_groups else (p.experts, n)
+        given = tokens if p.of.gathered else p.m
+        a, a_scales = plain.a[:given], self._scales(k_groups, given).t() if p.of.in_groups else self._scales(given, 1)
+        b_shape = (p.experts, 2 * -(-p.hidden // GROUP), k_groups) if p.of.in_groups else (p.experts, n)
         return ExpertOperands(
             workload=p,
-            out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.result.dtype.torch_name)),
-            out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device) if p.result is Result.GROUP else None,
-            static_scale=torch.full((1,), 0.1, device=self._device) if p.result is Result.STATIC else None,
+            out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.of.result.dtype.torch_name)),
+            out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device)
+            if p.of.result is Result.GROUP
+            else None,
+            static_scale=torch.full((1,), 0.1, device=self._device) if p.of.result is Result.STATIC else None,
             a=a,
             weights=plain.b,
             a_scales=a_scales,
@@ -150,7 +117,7 @@ class ExpertMaker:
             plain_scales=plain.b_scales,
             offsets=plain.offsets,
             token_ids=torch.randint(tokens, (p.m,), device=self._device, generator=self._generator, dtype=torch.int32)
-            if p.gathered
+            if p.of.gathered
             else None,
             product=plain.out,
         )
@@ -167,13 +134,10 @@ def layers_of(asked: str | None) -> Sequence[tuple[int, int, int, int]]:
     return [(experts, top, hidden, k) for experts, top, hidden, k in found]
 
 
-def workloads_of(kinds: Sequence[str], layers: str | None, tokens: str | None) -> Iterator[ExpertWorkload]:
+def workloads_of(kinds: Sequence[str], layers: str | None, tokens: str | None) -> Iterator[Workload]:
     """Every layer with every number of tokens. Raises ValueError."""
     counts = TOKENS if tokens is None else tuple(map(int, tokens.split(",")))
     for experts, top, hidden, k in layers_of(layers):
-        for in_groups in (False, True):
-            for kind in kinds:
-                for count in counts:
-                    found = ExpertWorkload(kind=kind, m=count * top, hidden=hidden, k=k, experts=experts, top=top)
-                    if found.in_groups == in_groups:
-                        yield found
+        for kind in sorted((KINDS[name] for name in kinds), key=lambda kind: kind.in_groups):
+            for count in counts:
+                yield kind.at(m=count * top, hidden=hidden, k=k, experts=experts, top=top)

@@ -1,22 +1,26 @@
 """The timed calls of a gated GEMM: its kind in words, and the ops that do the same."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import Result
+from timed.workload import Kind, Workload
 
-KINDS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
+RESULTS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
 ENDS = ("", "_swiglu")
 SCALES = ("", "_of_blocks")
 """Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
 INTEGERS = "_int8"
 """Behind a kind, for operands of int8 with scales of rows and columns; others are of e4m3."""
+PREFIX, GATHERED = "experts_", "_gathered"
+"""Before a kind, and behind it where rows are gathered by their numbers."""
 SILU = ("silu", 1.0, math.inf, 0.0)
 SWIGLU = ("swiglu", 1.702, 7.0, 1.0)
 CHECKED_ROWS, CHECKED_COLUMNS = 8, 256
@@ -24,61 +28,66 @@ CHECKED_ROWS, CHECKED_COLUMNS = 8, 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedWorkload:
-    """One layer's first product, with its end."""
+class GatedKind(Kind):
+    """A first product with its end: of m rows, `hidden` results and k; of experts' rows with `experts` and `top` too."""
 
-    kind: str
-    m: int
-    hidden: int
-    k: int
-
-    @property
-    def word(self) -> str:
-        """The stored result and its scales."""
-        return self.kind
-
-    @property
-    def result(self) -> Result:
-        """The stored result."""
-        return KINDS[self.word.partition("_")[0]]
-
-    @property
-    def activation(self) -> tuple[str, float, float, float]:
-        """As the op takes it, with its numbers."""
-        return SWIGLU if "_swiglu" in self.word else SILU
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether scales of the operands are in groups along K."""
-        return self.word.endswith(SCALES[1])
+    result: Result
+    """The stored result."""
+    activation: tuple[str, float, float, float]
+    """As the op takes it, with its numbers."""
+    in_groups: bool
+    """Whether scales of the operands are in groups along K."""
+    dtype: torch.dtype = torch.float8_e4m3fn
+    """Of the operands."""
+    of_experts: bool = False
+    """Whether rows belong to experts, `top` to each token."""
+    gathered: bool = False
+    """Whether rows of A are named by numbers."""
 
     @property
     def is_of_integers(self) -> bool:
         """Whether operands are int8."""
-        return self.word.endswith(INTEGERS)
+        return self.dtype is torch.int8
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the operands."""
-        return torch.int8 if self.is_of_integers else torch.float8_e4m3fn
-
-    @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, p: Workload) -> dict[str, int]:
         """By name."""
-        return {"m": self.m, "n": 2 * self.hidden, "k": self.k}
+        return {"m": p.m, "n": 2 * p.hidden, "k": p.k} | ({"experts": p.experts} if self.of_experts else {})
 
-    @property
-    def flops(self) -> float:
+    def flops(self, p: Workload) -> float:
         """Multiplications and additions of the product."""
-        return 4.0 * self.m * self.hidden * self.k
+        return 4.0 * p.m * p.hidden * p.k
 
-    @property
-    def bytes(self) -> int:
-        """Weights, activations, results."""
-        return 2 * self.hidden * self.k + self.m * (self.k + self.hidden * self.result.dtype.bits // 8)
+    def bytes(self, p: Workload) -> int:
+        """Weights, of experts those that can have rows, activations, results."""
+        weights = 2 * p.hidden * p.k * (min(p.m, p.experts) if self.of_experts else 1)
+        rows = p.m // p.top if self.gathered else p.m
+        return weights + rows * p.k + p.m * p.hidden * self.result.dtype.bits // 8
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.m} x (2 x {self.hidden}) x {self.k}"
+    def text(self, p: Workload) -> str:
+        """The sizes in words."""
+        layer = f"(2 x {p.hidden}) x {p.k}"
+        return f"{p.m // p.top} tokens, top {p.top} of {p.experts} x {layer}" if self.of_experts else f"{p.m} x {layer}"
+
+
+def _kinds() -> Iterator[GatedKind]:
+    """Of dense layers, then of int8, of experts, and of experts with gathered rows."""
+    dense = [
+        GatedKind(
+            name=f"{word}{end}{scales}",
+            result=result,
+            activation=SWIGLU if end else SILU,
+            in_groups=bool(scales),
+        )
+        for (word, result), end, scales in product(RESULTS.items(), ENDS, SCALES)
+    ]
+    experts = [replace(kind, name=f"{PREFIX}{kind.name}", of_experts=True) for kind in dense]
+    yield from dense
+    yield from (replace(kind, name=kind.name + INTEGERS, dtype=torch.int8) for kind in dense if not kind.in_groups)
+    yield from experts
+    yield from (replace(kind, name=kind.name + GATHERED, gathered=True) for kind in experts)
+
+
+KINDS = {kind.name: kind for kind in _kinds()}
 
 
 def after(

@@ -1,7 +1,7 @@
 """Which calls of the compressed cache's ops are timed, and their arguments."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, Deco
 from gemmill.families.kv_cache.cases.measured import attention_arguments, random_cache
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, specs_of
 from gemmill.families.kv_cache.packed import preset_format
+from timed.workload import Kind, Workload
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 FEWEST_COPIES, MOST_COPIES = 1, 32
@@ -76,97 +77,93 @@ WARM = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheWorkload:
-    """One kind of call at one size, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens."""
-
-    kind: str
-    shape: tuple[int, ...]
-    page: int = 64
-    is_ragged: bool = False
-    """Whether sequence i of n has i / n of the length, where each has one query row."""
+class KvCacheKind(Kind):
+    """An op and a format, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens. Where `is_ragged`, sequence i of n
+    has i / n of the length."""
 
     @property
     def op(self) -> str:
         """The op, without the bits."""
-        return self.kind.split()[0]
+        return self.name.split()[0]
 
     @property
     def bits(self) -> int:
         """Of an element."""
-        return int(self.kind.split()[1]) if self.kind.endswith(" bits") else 0
+        return int(self.name.split()[1]) if self.name.endswith(" bits") else 0
 
     @property
     def format(self) -> str:
         """Of packed vectors: of keys and values, or of keys alone."""
         if self.bits:
             return f"k_eden{self.bits}_v_eden{self.bits}"
-        told = self.kind.split()[1]
+        told = self.name.split()[1]
         return preset_format(told) if told in PRESETS else told
 
-    @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, p: Workload) -> dict[str, int]:
         """By name."""
-        return dict(zip(SIZES[self.op], self.shape, strict=True))
+        return {name: getattr(p, name) for name in SIZES[self.op]}
 
-    @property
-    def rows(self) -> int:
-        """Query rows of a sequence."""
-        return self.shape[1] if self.op in ("prefill", "chunk") else 1
-
-    @property
-    def case(self) -> HadamardCase | CompressCase | DecompressCase | DecodeCase | AttendCase | PackCase:
-        """The call."""
-        if self.op == "pack":
-            return PackCase(tokens=self.shape[0], format=self.format)
-        if self.op in ("attend", "prefill") and not self.bits:
-            batch, length = self.shape
-            return AttendCase(lengths=(length,) * batch, rows=self.rows, page=self.page, format=self.format)
-        match self.op:
-            case "hadamard":
-                return HadamardCase(rows=self.shape[0], columns=self.shape[1])
-            case "store":
-                return CompressCase(tokens=self.shape[0], format=self.format, page=self.page)
-            case "restore":
-                return DecompressCase(tokens=self.shape[0], format=self.format, page=self.page)
-        batch, length = self.shape[0], self.shape[-1]
-        return DecodeCase(lengths=(length,) * batch, rows=self.rows, page=self.page, format=self.format)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence."""
-        batch, length = self.shape[0], self.shape[-1]
-        return tuple(-(-length * i // batch) for i in range(1, batch + 1)) if self.is_ragged else (length,) * batch
-
-    @property
-    def flops(self) -> float:
+    def flops(self, p: Workload) -> float:
         """Of many rows: two products of the keys that each row sees. Of others none that count."""
         if self.op not in ("prefill", "chunk"):
             return 0.0
-        batch, rows, length = self.shape[0], self.rows, self.shape[-1]
-        return 4.0 * batch * HEADS * HEAD_DIM * rows * (2 * length - rows + 1) / 2
+        rows = rows_of(p)
+        return 4.0 * p.batch * HEADS * HEAD_DIM * rows * (2 * p.length - rows + 1) / 2
 
-    @property
-    def bytes(self) -> int:
+    def bytes(self, p: Workload) -> int:
         """The bytes that must be read and written, each once."""
         if self.op == "pack":
             spec = PackCase(tokens=1, format=self.format).spec
-            return self.shape[0] * KV_HEADS * (HEAD_DIM * 2 + spec.format.size(HEAD_DIM))
+            return p.tokens * KV_HEADS * (HEAD_DIM * 2 + spec.format.size(HEAD_DIM))
         if self.op == "hadamard":
-            return 4 * self.shape[0] * self.shape[1]
+            return 4 * p.rows * p.columns
         token = KV_HEADS * sum(spec.format.size(HEAD_DIM) for spec in specs_of(self.format, HEAD_DIM))
         if self.op in ("store", "restore"):
-            return self.shape[0] * (KV_HEADS * HEAD_DIM * 4 + token)
-        return sum(self.lengths) * token + self.shape[0] * self.rows * HEADS * HEAD_DIM * 4
+            return p.tokens * (KV_HEADS * HEAD_DIM * 4 + token)
+        return sum(lengths_of(p)) * token + p.batch * rows_of(p) * HEADS * HEAD_DIM * 4
 
-    def __str__(self) -> str:
-        return f"{self.kind} {' x '.join(map(str, self.shape))}{' ragged' if self.is_ragged else ''}"
+    def text(self, p: Workload) -> str:
+        """The sizes in words."""
+        return super().text(p) + (" ragged" if p.is_ragged else "")
+
+
+def workload_of(kind: str, shape: Sequence[int], page: int = 64, *, is_ragged: bool = False) -> Workload[KvCacheKind]:
+    """A kind's call at the sizes that SIZES names."""
+    found = KvCacheKind(name=kind)
+    return found.at(**dict(zip(SIZES[found.op], shape, strict=True)), page=page, is_ragged=is_ragged)
+
+
+def rows_of(p: Workload) -> int:
+    """Query rows of a sequence."""
+    sizes = {"prefill": "length", "chunk": "rows"}
+    return getattr(p, sizes[p.of.op]) if p.of.op in sizes else 1
+
+
+def lengths_of(p: Workload) -> tuple[int, ...]:
+    """Tokens of each sequence."""
+    return tuple(-(-p.length * i // p.batch) for i in range(1, p.batch + 1)) if p.is_ragged else (p.length,) * p.batch
+
+
+def case_of(p: Workload) -> HadamardCase | CompressCase | DecompressCase | DecodeCase | AttendCase | PackCase:
+    """The call; of sequences that are as long as the longest."""
+    match p.of.op:
+        case "pack":
+            return PackCase(tokens=p.tokens, format=p.of.format)
+        case "hadamard":
+            return HadamardCase(rows=p.rows, columns=p.columns)
+        case "store":
+            return CompressCase(tokens=p.tokens, format=p.of.format, page=p.page)
+        case "restore":
+            return DecompressCase(tokens=p.tokens, format=p.of.format, page=p.page)
+    case_class = AttendCase if p.of.op in ("attend", "prefill") and not p.of.bits else DecodeCase
+    return case_class(lengths=(p.length,) * p.batch, rows=rows_of(p), page=p.page, format=p.of.format)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheOperands:
     """Arguments of the op's schema by name, in copies that between them exceed L2 twice over."""
 
-    workload: KvCacheWorkload
+    workload: Workload
     given: tuple[dict[str, Any], ...]
 
     @property
@@ -181,16 +178,16 @@ class KvCacheMaker:
     def __init__(self, device: torch.device, rotated_bytes: int) -> None:
         self._device, self._rotated_bytes = device, rotated_bytes
 
-    def make(self, workload: KvCacheWorkload) -> KvCacheOperands:
+    def make(self, workload: Workload) -> KvCacheOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
         return KvCacheOperands(workload=workload, given=tuple(self._copy(workload) for _ in range(count)))
 
-    def _copy(self, workload: KvCacheWorkload) -> dict[str, Any]:
-        case = workload.case
+    def _copy(self, workload: Workload) -> dict[str, Any]:
+        case = case_of(workload)
         if isinstance(case, AttendCase | DecodeCase):
             given = attention_arguments(case, self._device)
-            lengths = torch.tensor(workload.lengths, dtype=torch.int32, device=self._device)
+            lengths = torch.tensor(lengths_of(workload), dtype=torch.int32, device=self._device)
             return given | {"seq_lens": lengths} if workload.is_ragged else given
         values = self._restored(case) if isinstance(case, DecompressCase) else case.arguments(self._device)
         return dict(zip(case.schema.arguments, values, strict=True))
@@ -208,7 +205,7 @@ class KvCacheMaker:
         return [*out, cache, slots.flatten()[: case.tokens], case.format, case.spec.seed]
 
 
-def workloads_of(options: Namespace) -> list[KvCacheWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every kind at every size. Raises ValueError."""
     found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
     if not found:
@@ -216,15 +213,15 @@ def workloads_of(options: Namespace) -> list[KvCacheWorkload]:
     return [workload for kind in found for workload in _of_kind(kind, options.page, options.ragged)]
 
 
-def _of_kind(kind: str, page: int, ragged: bool) -> Iterator[KvCacheWorkload]:
+def _of_kind(kind: str, page: int, ragged: bool) -> Iterator[Workload]:
     op = kind.split()[0]
     for shape in SHAPES[op]:
         if not ragged or (op in ("decode", "attend") and shape[0] > 1):
-            yield KvCacheWorkload(kind=kind, shape=shape, page=page, is_ragged=ragged)
+            yield workload_of(kind, shape, page, is_ragged=ragged)
 
 
-def small(kind: str) -> KvCacheWorkload:
-    return KvCacheWorkload(kind=kind, shape=TINY[kind.split()[0]])
+def small(kind: str) -> Workload:
+    return workload_of(kind, TINY[kind.split()[0]])
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -14,7 +14,8 @@ from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.nn import CompressedKVCache
 from gemmill.nn.compressed_cache import Attention
 from harness.contenders import CheckedCalls, WrongResult
-from timed.kv_cache.calls import KvCacheOperands, KvCacheWorkload
+from timed.kv_cache.calls import KvCacheOperands, case_of
+from timed.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,13 @@ class KvCacheContender(CheckedCalls):
     namespace: str
     complete: bool = True
 
-    def takes(self, workload: KvCacheWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), workload.case.schema.name)
+        return hasattr(getattr(torch.ops, self.namespace), case_of(workload).schema.name)
 
     def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        op = getattr(getattr(torch.ops, self.namespace), operands.workload.case.schema.name)
+        op = getattr(getattr(torch.ops, self.namespace), case_of(operands.workload).schema.name)
         return partial(op.default, *operands.given[i].values())
 
     def check(self, operands: KvCacheOperands, call: Callable[[], object]) -> None:
@@ -43,14 +44,14 @@ def check(operands: KvCacheOperands, call: Callable[[], object]) -> None:
     given = operands.given[0]
     before = {name: value.clone() if name == "cache" else value for name, value in given.items()}
     before = {name: value.clone() if name == "packed" else value for name, value in before.items()}
-    for name in ("keys", "values") if operands.workload.op == "restore" else ("out", "lse"):
+    for name in ("keys", "values") if operands.workload.of.op == "restore" else ("out", "lse"):
         if isinstance(given.get(name), Tensor):
             given[name].fill_(torch.nan)
     call()
     after = given
     if "q" in given:
         before, after = (last_row(each) for each in (before, after))
-    if wrong := report(parts(operands.workload.case.schema.name, before, after)):
+    if wrong := report(parts(case_of(operands.workload).schema.name, before, after)):
         raise WrongResult(f"wrong result of {operands.workload}: {wrong}")
 
 
@@ -61,13 +62,13 @@ class KvCachePeer(CheckedCalls):
     name: str
     op: str
     """The kind of workload that it computes."""
-    bind: Callable[[dict[str, Any], KvCacheWorkload], Callable[[], object]]
+    bind: Callable[[dict[str, Any], Workload], Callable[[], object]]
     """A call, from the arguments of gemmill's."""
     complete: bool = True
 
-    def takes(self, workload: KvCacheWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the workload is one of its kind."""
-        return workload.op == self.op
+        return workload.of.op == self.op
 
     def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
@@ -77,7 +78,7 @@ class KvCachePeer(CheckedCalls):
         """Nothing."""
 
 
-def matrix_product(given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def matrix_product(given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     """Rows times a Hadamard matrix."""
     x = given["x"]
     matrix = hadamard_transform(torch.eye(x.shape[1], device=x.device)).to(x.dtype)
@@ -95,18 +96,18 @@ def plain_pages(given: dict[str, Any], dtype: torch.dtype) -> Sequence[Tensor]:
     return [torch.randn(shape, device=q.device, dtype=torch.bfloat16).to(dtype) for _ in range(2)]
 
 
-def torch_attention(given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def torch_attention(given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     """torch's attention over keys and values that lie in order."""
-    batch, length = workload.shape
+    batch, length = workload.batch, workload.length
     q, (keys, values) = given["q"].transpose(1, 2), plain_pages(given, torch.bfloat16)
     k, v = (x.flatten(0, 1)[: batch * length].unflatten(0, (batch, length)).transpose(1, 2) for x in (keys, values))
     is_causal = q.shape[2] > 1
     return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True, is_causal=is_causal)
 
 
-def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def flash_attention_3(dtype: torch.dtype, given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     """vLLM's FlashAttention 3 over pages, as its backend calls it."""
-    batch, length = workload.shape[0], workload.shape[-1]
+    batch, length = workload.batch, workload.length
     q, (keys, values) = given["q"].flatten(0, 1).to(dtype), plain_pages(given, dtype)
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
     rows = given["q"].shape[1]
@@ -149,14 +150,14 @@ class PrefillPeer(KvCachePeer):
 
     op: str = "prefill"
 
-    def takes(self, workload: KvCacheWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether there are pages."""
-        return super().takes(workload) and bool(workload.bits)
+        return super().takes(workload) and bool(workload.of.bits)
 
 
-def restore_then_attend(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def restore_then_attend(attention: Attention, given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     """`kv_decompress` and an attention, by hand: a sequence at a time, into memory that is there already."""
-    batch, length, cache = workload.shape[0], workload.shape[-1], given["cache"]
+    batch, length, cache = workload.batch, workload.length, given["cache"]
     page, q, table = cache.shape[2], given["q"], given["block_table"].long()
     places = torch.arange(page, device=q.device)
     slots = [(row[:, None] * page + places).flatten()[:length] for row in table]
@@ -172,9 +173,9 @@ def restore_then_attend(attention: Attention, given: dict[str, Any], workload: K
     return call
 
 
-def prefill_of_class(attention: Attention, given: dict[str, Any], workload: KvCacheWorkload) -> Callable[[], object]:
+def prefill_of_class(attention: Attention, given: dict[str, Any], workload: Workload) -> Callable[[], object]:
     """`CompressedKVCache.prefill` over the same pages."""
-    batch, length, data, q = workload.shape[0], workload.shape[-1], given["cache"], given["q"]
+    batch, length, data, q = workload.batch, workload.length, given["cache"], given["q"]
     sizes = {"kv_heads": data.shape[1], "head_dim": q.shape[3], "page": data.shape[2], "format": given["format"]}
     cache = CompressedKVCache(pages=len(data), seed=given["seed"], device=data.device, **sizes)
     cache.data = data[None]

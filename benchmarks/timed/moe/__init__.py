@@ -1,7 +1,6 @@
 """The timed calls of grouped GEMMs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gemmill.runtime.library import Build
 from timed import Benchmark
@@ -18,7 +17,7 @@ BENCHMARK = Benchmark(
     workloads=workloads_of,
     tiny=tiny,
     host_workload=small,
-    warm_workload=lambda p: replace(p, tokens=4096),
+    warm_workload=lambda p: p.resized(tokens=4096),
     maker=MoeMaker,
     data="normal random numbers; routings differ from call to call",
     subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),

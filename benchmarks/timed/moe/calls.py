@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
@@ -13,6 +13,7 @@ from gemmill.families.moe.sweep import SWEEP, MeasuredOp
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Format
 from gemmill.vocab.format import NVFP4
+from timed.workload import Kind, Workload
 
 LAYERS = (
     (32, 8, 4096, 7168),
@@ -30,18 +31,6 @@ SMALL_LAYERS = ((512, 10, 1024, 2048), (512, 10, 2048, 512))
 TOKENS = (1, 16, 128, 1024, 8192)
 NUMBERS = ("fp8", "fp8_groups", "bf16")
 FINE = "fp8_groups_32"
-CLASS_OF = {
-    "fp8": MeasuredOp.FP8,
-    "fp8_groups": MeasuredOp.FP8_GROUPS,
-    "bf16": MeasuredOp.BF16,
-    FINE: MeasuredOp.FP8_GROUPS_32,
-    "nvfp4": MeasuredOp.NVFP4_BF16,
-    "mxfp4": MeasuredOp.MXFP4_BF16,
-    "mxfp4_fp8": MeasuredOp.MXFP4_FP8,
-}
-"""The measured class of each kind of workload."""
-KINDS = tuple(CLASS_OF)
-PACKED = tuple(kind for kind, op in CLASS_OF.items() if op.weights is not None)
 ROUTINGS = ("even", "random", "skewed")
 """How tokens choose: in turn, any expert alike, or some experts far more often than others."""
 SKEW = 1.0
@@ -55,25 +44,12 @@ COPIED_ROWS = 256
 TINY = (4, 2, 64, 128)
 
 
-_MEASURED = {measured.name: measured for measured in SWEEP.measured}
-
-
 @dataclass(frozen=True, kw_only=True)
-class MoeWorkload:
-    """Tokens of one layer, dealt to experts."""
+class MoeKind(Kind):
+    """Grouped GEMMs of a measured class, of which the tuner's sweep knows the rest: `tokens` of one layer, dealt to experts by a
+    routing."""
 
-    kind: str
-    experts: int
-    top: int
-    n: int
-    k: int
-    tokens: int
-    routing: str
-
-    @property
-    def op(self) -> MeasuredOp:
-        """The measured class of calls, of which the tuner's sweep knows the rest."""
-        return CLASS_OF[self.kind]
+    op: MeasuredOp
 
     @property
     def group_size(self) -> int:
@@ -96,37 +72,50 @@ class MoeWorkload:
         """Whether activations have scales."""
         return self.dtype.itemsize == 1
 
-    @property
-    def rows(self) -> int:
-        """Of all experts."""
-        return self.tokens * self.top
+    def sizes(self, p: Workload) -> dict[str, int]:
+        """Those of the measured class."""
+        return {"m": rows_of(p), "n": p.n, "k": p.k, "experts": p.experts}
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name."""
-        return {"m": self.rows, "n": self.n, "k": self.k, "experts": self.experts}
-
-    @property
-    def flops(self) -> float:
+    def flops(self, p: Workload) -> float:
         """Multiplications and additions."""
-        return _MEASURED[self.op].flops(self.sizes)
+        return _MEASURED[self.op].flops(p.sizes)
 
-    @property
-    def bytes(self) -> int:
+    def bytes(self, p: Workload) -> int:
         """Weights of experts that can have rows, activations, results."""
-        return _MEASURED[self.op].bytes(self.sizes)
+        return _MEASURED[self.op].bytes(p.sizes)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.kind} {self.tokens} tokens, top {self.top} of {self.experts} x {self.n} x {self.k}, {self.routing}"
-        )
+    def text(self, p: Workload) -> str:
+        """The sizes in words."""
+        return f"{p.tokens} tokens, top {p.top} of {p.experts} x {p.n} x {p.k}, {p.routing}"
+
+
+_MEASURED = {measured.name: measured for measured in SWEEP.measured}
+KINDS = {
+    name: MoeKind(name=name, op=op)
+    for name, op in (
+        ("fp8", MeasuredOp.FP8),
+        ("fp8_groups", MeasuredOp.FP8_GROUPS),
+        ("bf16", MeasuredOp.BF16),
+        (FINE, MeasuredOp.FP8_GROUPS_32),
+        ("nvfp4", MeasuredOp.NVFP4_BF16),
+        ("mxfp4", MeasuredOp.MXFP4_BF16),
+        ("mxfp4_fp8", MeasuredOp.MXFP4_FP8),
+    )
+}
+PACKED = tuple(name for name, kind in KINDS.items() if kind.format is not None)
+
+
+def rows_of(p: Workload) -> int:
+    """Of all experts."""
+    rows: int = p.tokens * p.top
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeOperands:
     """The operands of one layer; copies differ in their routing."""
 
-    workload: MoeWorkload
+    workload: Workload
     out: Tensor
     a: Tensor
     b: Tensor
@@ -152,37 +141,37 @@ class MoeMaker:
         self._weights: Tensor | None = None
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: MoeWorkload) -> MoeOperands:
+    def make(self, workload: Workload) -> MoeOperands:
         """Of a workload."""
-        p, key = workload, (workload.dtype, workload.format, workload.experts, workload.n, workload.k)
+        p, key = workload, (workload.of.dtype, workload.of.format, workload.experts, workload.n, workload.k)
         if key != self._key:
             self._weights, self._key = None, key
-            self._weights = self._numbers(p) if p.format is None else self._packed(p, p.format)
+            self._weights = self._numbers(p) if p.of.format is None else self._packed(p, p.of.format)
         assert self._weights is not None
-        a_shape, b_shape = (p.rows, 1), (p.experts, p.n)
-        if p.group_size:
-            k_groups, n_groups = -(-p.k // p.group_size), -(-p.n // p.group_size)
-            a_shape, b_shape = (p.rows, k_groups), (p.experts, n_groups, k_groups)
-        count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // p.rows))
+        a_shape, b_shape = (rows_of(p), 1), (p.experts, p.n)
+        if p.of.group_size:
+            k_groups, n_groups = -(-p.k // p.of.group_size), -(-p.n // p.of.group_size)
+            a_shape, b_shape = (rows_of(p), k_groups), (p.experts, n_groups, k_groups)
+        count = min(MOST_COPIES, max(FEWEST_COPIES, COPIED_ROWS // rows_of(p)))
         return MoeOperands(
             workload=p,
-            out=torch.empty((p.rows, p.n), dtype=torch.bfloat16, device=self._device),
-            a=self._normal(p.rows, p.k).to(p.dtype),
+            out=torch.empty((rows_of(p), p.n), dtype=torch.bfloat16, device=self._device),
+            a=self._normal(rows_of(p), p.k).to(p.of.dtype),
             b=self._weights,
-            a_scales=self._of_rows(p, a_shape) if p.scaled else None,
-            b_scales=self._bases(p) if p.format is not None else self._scales(b_shape) if p.scaled else None,
+            a_scales=self._of_rows(p, a_shape) if p.of.scaled else None,
+            b_scales=self._bases(p) if p.of.format is not None else self._scales(b_shape) if p.of.scaled else None,
             offsets=tuple(self._offsets(p) for _ in range(count)),
         )
 
-    def _numbers(self, p: MoeWorkload) -> Tensor:
-        found = torch.empty((p.experts, p.n, p.k), dtype=p.dtype, device=self._device)
+    def _numbers(self, p: Workload) -> Tensor:
+        found = torch.empty((p.experts, p.n, p.k), dtype=p.of.dtype, device=self._device)
         for weights in found if self._filled else ():
-            weights.copy_(self._normal(p.n, p.k).to(p.dtype))
+            weights.copy_(self._normal(p.n, p.k).to(p.of.dtype))
         return found
 
-    def _packed(self, p: MoeWorkload, format: Format) -> Tensor:
+    def _packed(self, p: Workload, format: Format) -> Tensor:
         """Blocks of any codes, with scales of a few powers of two."""
-        columns = BLOCK_COLUMNS if p.scaled else SIDE
+        columns = BLOCK_COLUMNS if p.of.scaled else SIDE
         codes = SIDE * columns // 2
         shape = (p.experts, -(-p.n // SIDE), -(-p.k // STAGE_COLUMNS) * (STAGE_COLUMNS // columns))
         found = torch.empty((*shape, codes + SIDE * columns // format.group), dtype=torch.uint8, device=self._device)
@@ -198,19 +187,19 @@ class MoeMaker:
     def _scales(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, device=self._device, generator=self._generator) * 0.02 + 0.005
 
-    def _of_rows(self, p: MoeWorkload, shape: tuple[int, ...]) -> Tensor:
+    def _of_rows(self, p: Workload, shape: tuple[int, ...]) -> Tensor:
         """Scales in groups lie column by column, as DeepGEMM is given them."""
-        return self._scales(shape[::-1]).t() if p.group_size else self._scales(shape)
+        return self._scales(shape[::-1]).t() if p.of.group_size else self._scales(shape)
 
-    def _bases(self, p: MoeWorkload) -> Tensor:
+    def _bases(self, p: Workload) -> Tensor:
         """Powers of two, of nvfp4 ones: as packing makes them."""
         bases = torch.randint(-8, -4, (p.experts, p.n), device=self._device, generator=self._generator)
-        return torch.exp2(bases.float() * (p.format != NVFP4))
+        return torch.exp2(bases.float() * (p.of.format != NVFP4))
 
-    def _offsets(self, p: MoeWorkload) -> Tensor:
+    def _offsets(self, p: Workload) -> Tensor:
         order = torch.rand(p.tokens, p.experts, device=self._device, generator=self._generator)
         if p.routing == "even":  # tokens take experts in turn, from any on
-            first = torch.arange(p.rows, device=self._device).reshape(p.tokens, p.top)
+            first = torch.arange(rows_of(p), device=self._device).reshape(p.tokens, p.top)
             which = order[0].argsort()[first % p.experts]
         else:
             if p.routing == "skewed":  # the largest of log(popularity) and Gumbel noise
@@ -227,7 +216,7 @@ _SCALE_BYTES = {"nvfp4": (64, 8), "mxfp4": (124, 1), "mxfp4_fp8": (48, 8)}
 """The byte of a scale of an eighth in blocks of each kind, and the step that doubles it (docs/formats.md)."""
 
 
-def workloads_of(options: Namespace) -> list[MoeWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every layer with every number of tokens, or random ones. Raises ValueError."""
     for what, asked, known in (("op", options.op, KINDS), ("routing", options.routing, ROUTINGS)):
         if unknown := [word for word in asked.split(",") if word not in known]:
@@ -251,7 +240,7 @@ def _layers(asked: str | None) -> Sequence[tuple[int, int, int, int]]:
 
 def _workloads(
     layers: Sequence[tuple[int, int, int, int]], token_counts: Sequence[int], kinds: list[str], routings: list[str]
-) -> Iterator[MoeWorkload]:
+) -> Iterator[Workload]:
     for experts, top, n, k in layers:
         for kind in kinds:
             layer = experts, top, n, k
@@ -259,10 +248,10 @@ def _workloads(
                 continue
             for tokens in token_counts:
                 for routing in routings:
-                    yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+                    yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
 
 
-def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) -> Iterator[MoeWorkload]:
+def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) -> Iterator[Workload]:
     """Random layers, tokens and routings, each as likely to be twice as large at any size. All kinds have the same ones."""
     drawn = 0
     while drawn < count:
@@ -273,21 +262,21 @@ def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) ->
             continue
         drawn += 1
         for kind in kinds:
-            yield MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+            yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
 
 
 def _any_size(random: Random, least: int, most: int) -> float:
     return float(least * (most / least) ** random.random())
 
 
-def tiny(workload: MoeWorkload) -> MoeWorkload:
+def tiny(workload: Workload) -> Workload:
     experts, top, n, k = TINY
-    return replace(workload, experts=experts, top=top, n=n, k=k, tokens=min(workload.tokens, 9))
+    return workload.resized(experts=experts, top=top, n=n, k=k, tokens=min(workload.tokens, 9))
 
 
-def small(kind: str) -> MoeWorkload:
+def small(kind: str) -> Workload:
     experts, top, n, k = TINY
-    return MoeWorkload(kind=kind, experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
+    return KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=1, routing="even")
 
 
 def add_options(parser: ArgumentParser) -> None:

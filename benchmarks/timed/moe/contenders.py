@@ -15,7 +15,8 @@ from gemmill.families.moe.reference import exact_mm, packed_exact_mm, unpacked
 from gemmill.families.moe.sweep import SWEEP
 from gemmill.runtime.library import Build
 from harness.contenders import CheckedCalls, WrongResult, classes_served
-from timed.moe.calls import CLASS_OF, MoeOperands, MoeWorkload
+from timed.moe.calls import KINDS, MoeOperands, rows_of
+from timed.workload import Workload
 
 CHECKED_EXPERTS, CHECKED_ROWS = 3, 4
 """Of those that have rows the first and the last ones, and of each the last rows: whole layers take float64 too long."""
@@ -35,21 +36,21 @@ class MoeContender(_Timed):
     name: str
     namespace: str
 
-    def takes(self, workload: MoeWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op."""
         return hasattr(getattr(torch.ops, self.namespace), self._op(workload))
 
     def call(self, operands: MoeOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         x = operands
-        op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default, x.workload.format
+        op, format = getattr(getattr(torch.ops, self.namespace), self._op(x.workload)).default, x.workload.of.format
         if format is not None:
             given = x.out, x.a, x.b, x.a_scales, x.b_scales, None, None, x.offsets[i], None, None, str(format)
             return partial(op, *given)
         return partial(op, x.out, x.a, x.b, x.a_scales, x.b_scales, x.offsets[i], None)
 
-    def _op(self, workload: MoeWorkload) -> str:
-        return "grouped_mm" if workload.format is None else "grouped_fp4_mm"
+    def _op(self, workload: Workload) -> str:
+        return "grouped_mm" if workload.of.format is None else "grouped_fp4_mm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class MoeVariant(MoeContender):
     kind: str
     """Of operands that the variant takes."""
 
-    def takes(self, workload: MoeWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the workload is one of its kind."""
         return workload.kind == self.kind
 
@@ -76,7 +77,7 @@ class MoePeer(_Timed):
     bind: Callable[[MoeOperands, int], Callable[[], object]]
     kind: str = "fp8"
 
-    def takes(self, workload: MoeWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the workload is one of its kind."""
         return workload.kind == self.kind
 
@@ -87,7 +88,7 @@ class MoePeer(_Timed):
 
 def variants_of(build: Build) -> list[MoeVariant]:
     """The variants of a build that serve a measured class, but for those of last resort."""
-    kinds = {op.value: kind for kind, op in CLASS_OF.items()}
+    kinds = {kind.op.value: name for name, kind in KINDS.items()}
     entries = {entry.name: entry for _, _, entry in build.table.of(NAME) if not SWEEP.is_last_resort(entry.config)}
     return [
         MoeVariant(name=name, namespace="gemmill", kind=kinds[served])
@@ -120,18 +121,18 @@ def check(
 def _wanted(x: MoeOperands, expert: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Exact results of rows of an expert, and how far a right kernel may be from them."""
     scales = None if x.a_scales is None else x.a_scales[rows]
-    if x.workload.format is None:
+    if x.workload.of.format is None:
         given = x.a[rows], x.b[expert], scales, None if x.b_scales is None else x.b_scales[expert]
         return exact_mm(*given), tolerance(*given, x.out.dtype, promoted=False)
     a = x.a[rows].double() * (1.0 if scales is None else scales.double())
     b = weights_of(x, expert)
-    bound = packed_tolerance(a, b, None, x.out.dtype, folded=x.workload.scaled)
+    bound = packed_tolerance(a, b, None, x.out.dtype, folded=x.workload.of.scaled)
     return packed_exact_mm(a, b, None), bound
 
 
 def weights_of(x: MoeOperands, expert: int) -> torch.Tensor:
     """Packed weights as float64 [N, K]."""
-    return unpacked(x.b[expert], x.b_scales[expert], x.workload.format, x.workload.k, folded=x.workload.scaled)
+    return unpacked(x.b[expert], x.b_scales[expert], x.workload.of.format, x.workload.k, folded=x.workload.of.scaled)
 
 
 def torch_grouped(x: MoeOperands, i: int) -> Callable[[], object]:
@@ -169,7 +170,7 @@ def vllm_grouped(x: MoeOperands, i: int) -> Callable[[], object]:
     p, offsets = x.workload, x.offsets[i]
     counts = offsets.diff()
     n, k = torch.full_like(counts, p.n), torch.full_like(counts, p.k)
-    sizes = torch.stack((n, counts, k) if p.rows <= VLLM_SWAPS else (counts, n, k), dim=1).contiguous()
+    sizes = torch.stack((n, counts, k) if rows_of(p) <= VLLM_SWAPS else (counts, n, k), dim=1).contiguous()
     strides = [torch.full((p.experts,), size, dtype=torch.int64, device=x.a.device) for size in (p.k, p.k, p.n)]
     given = x.out, x.a, x.b.transpose(1, 2), x.a_scales, x.b_scales.unsqueeze(-1), offsets[:-1].long(), sizes, *strides
     return partial(torch.ops._C.cutlass_moe_mm.default, *given, True, True)

@@ -12,6 +12,7 @@ from gemmill.families.quant.cases.calls import QuantCase
 from gemmill.families.quant.config import Activation, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.runtime.schemas import BY_NAME
+from timed.workload import Kind, Workload
 
 FEWEST_COPIES, MOST_COPIES = 2, 64
 LARGEST = 16.0
@@ -57,46 +58,31 @@ def _label(case: QuantCase) -> str:
     return f"{case.op} {case.activation}" if "activation" in BY_NAME[case.op].arguments else case.op
 
 
-CASE_OF = dict(_cases())
-
-
 @dataclass(frozen=True, kw_only=True)
-class QuantWorkload:
-    """A case on rows of `hidden` codes each."""
+class QuantKind(Kind):
+    """A case, on m rows of `hidden` codes each."""
 
-    kind: str
-    m: int
-    hidden: int
+    case: QuantCase
+    """Of one row and code."""
 
-    @property
-    def case(self) -> QuantCase:
-        """The call."""
-        return replace(CASE_OF[self.kind], rows=self.m, hidden=self.hidden)
+    def bytes(self, p: Workload) -> int:
+        """The case's."""
+        return case_of(p).bytes
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name."""
-        return {"m": self.m, "hidden": self.hidden}
 
-    @property
-    def flops(self) -> float:
-        """None that count."""
-        return 0.0
+KINDS = {name: QuantKind(name=name, case=case) for name, case in _cases()}
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that must be read and written, each once."""
-        return self.case.bytes
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.m} x {self.hidden}"
+def case_of(workload: Workload[QuantKind]) -> QuantCase:
+    """The call."""
+    return replace(workload.of.case, rows=workload.m, hidden=workload.hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantOperands:
     """Arguments of the op's schema, in its order, in copies that between them exceed L2 twice over."""
 
-    workload: QuantWorkload
+    workload: Workload[QuantKind]
     given: tuple[list[Any], ...]
 
     @property
@@ -107,7 +93,7 @@ class QuantOperands:
     @property
     def names(self) -> tuple[str, ...]:
         """The arguments' names."""
-        return BY_NAME[self.workload.case.op].arguments
+        return BY_NAME[self.workload.of.case.op].arguments
 
 
 class QuantOperandMaker:
@@ -118,10 +104,10 @@ class QuantOperandMaker:
         self._rotated_bytes = rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: QuantWorkload) -> QuantOperands:
+    def make(self, workload: Workload[QuantKind]) -> QuantOperands:
         """As many copies as keep L2 from holding them."""
         count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated_bytes // workload.bytes)))
-        return QuantOperands(workload=workload, given=tuple(self._copy(workload.case) for _ in range(count)))
+        return QuantOperands(workload=workload, given=tuple(self._copy(case_of(workload)) for _ in range(count)))
 
     def _copy(self, case: QuantCase) -> list[Any]:
         values = case.arguments(self._device, self._generator)
@@ -132,10 +118,10 @@ class QuantOperandMaker:
         return values
 
 
-def workloads_of(options: Namespace) -> list[QuantWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every case on every shape, the shapes of a case in ascending order of size. Raises ValueError."""
     shapes = sorted(set(parse_shapes(options.shapes)), key=lambda shape: (shape[0] * shape[1], shape))
-    return [QuantWorkload(kind=kind, m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
+    return [KINDS[kind].at(m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
 
 
 def parse_shapes(text: str) -> Iterator[tuple[int, int]]:
@@ -156,9 +142,9 @@ def kinds_named(text: str | None) -> tuple[str, ...]:
     """The kinds whose names contain one of these, with commas; all for None. Raises ValueError where one fits none."""
     parts = [""] if text is None else [part.strip() for part in text.split(",")]
     for part in parts:
-        if not any(part in kind for kind in CASE_OF):
-            raise ValueError(f"no op has {part!r} in its name: there are {', '.join(CASE_OF)}")
-    return tuple(kind for kind in CASE_OF if any(part in kind for part in parts))
+        if not any(part in kind for kind in KINDS):
+            raise ValueError(f"no op has {part!r} in its name: there are {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if any(part in kind for part in parts))
 
 
 def add_options(parser: ArgumentParser) -> None:

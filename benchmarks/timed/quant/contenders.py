@@ -13,7 +13,8 @@ from gemmill.formats.quantise import unswizzle
 from gemmill.runtime.on_cpu import by_reference
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import CheckedCalls, WrongResult
-from timed.quant.calls import QuantOperands, QuantWorkload
+from timed.quant.calls import QuantOperands, case_of
+from timed.workload import Workload
 
 CHECKED_ROWS = 8
 """At either end."""
@@ -32,9 +33,9 @@ class QuantContender(CheckedCalls):
     """The share of codes that may lie one step from the reference"""
     complete: bool = True
 
-    def takes(self, workload: QuantWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op."""
-        return hasattr(getattr(torch.ops, self.namespace), self._op(workload.case.op))
+        return hasattr(getattr(torch.ops, self.namespace), self._op(workload.of.case.op))
 
     def _op(self, op: str) -> str:
         """Its name there: peers know no prefix."""
@@ -45,7 +46,7 @@ class QuantContender(CheckedCalls):
 
     def call(self, operands: QuantOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound, so that host time is the call's own and not that of gathering them."""
-        op = getattr(getattr(torch.ops, self.namespace), self._op(operands.workload.case.op))
+        op = getattr(getattr(torch.ops, self.namespace), self._op(operands.workload.of.case.op))
         return partial(op.default, *operands.given[i])
 
 
@@ -61,7 +62,7 @@ def check(operands: QuantOperands, call: Callable[[], object], codes_apart: floa
     wanted = {name: _some_rows(value, rows, operands.workload.m) for name, value in given.items()}
     swizzled = given.get("is_sf_swizzled_layout", False)
     if swizzled:
-        scales = unswizzle(scales.view(torch.uint8), operands.workload.m, operands.workload.case.words).view(
+        scales = unswizzle(scales.view(torch.uint8), operands.workload.m, case_of(operands.workload).words).view(
             scales.dtype
         )
         wanted |= {
@@ -70,12 +71,12 @@ def check(operands: QuantOperands, call: Callable[[], object], codes_apart: floa
         }
     out.view(torch.uint8).fill_(0x55)
     call()
-    by_reference(BY_NAME[operands.workload.case.op], tuple(wanted.values()))
+    by_reference(BY_NAME[operands.workload.of.case.op], tuple(wanted.values()))
     codes, expected = out.view(torch.uint8)[rows].view(out.dtype), wanted[name_of(wanted, OUT_NAMES)]
     steps = (_steps(codes) - _steps(expected)).abs()
     if swizzled:
         found = given[name_of(given, SCALE_NAMES)].view(torch.uint8)
-        scales = unswizzle(found, operands.workload.m, operands.workload.case.words).view(scales.dtype)
+        scales = unswizzle(found, operands.workload.m, case_of(operands.workload).words).view(scales.dtype)
     apart = (
         _some_rows(scales, rows, operands.workload.m).double() - wanted[name_of(wanted, SCALE_NAMES)].double()
     ).abs()

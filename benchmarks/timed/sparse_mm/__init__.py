@@ -1,11 +1,9 @@
 """The timed calls of sparse GEMMs."""
 
-from dataclasses import replace
-
 from gemmill.families.sparse_mm.ops import SPARSE_MM
 from gemmill.runtime.library import Build
 from timed import Benchmark
-from timed.sparse_mm.calls import SparseMaker, SparseWorkload, add_options, tiny, workloads_of
+from timed.sparse_mm.calls import KINDS, SparseMaker, add_options, tiny, workloads_of
 from timed.sparse_mm.contenders import SparseContender
 
 
@@ -24,8 +22,8 @@ BENCHMARK = Benchmark(
     add_options=add_options,
     workloads=workloads_of,
     tiny=tiny,
-    host_workload=lambda kind: SparseWorkload(kind=kind, m=16, n=256, k=512),
-    warm_workload=lambda p: replace(p, m=4096, n=8192, k=8192),
+    host_workload=lambda kind: KINDS[kind].at(m=16, n=256, k=512),
+    warm_workload=lambda p: p.resized(m=4096, n=8192, k=8192),
     maker=SparseMaker,
     data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",
     subject=lambda namespace, name: SparseContender(name=name, namespace=namespace),

@@ -2,13 +2,13 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gemmill.formats.two_to_four import GROUP, KEPT, compress
-from gemmill.vocab import DType
+from timed.workload import Kind, Workload
 
 TABLE = (
     (1, 8192, 8192),
@@ -20,55 +20,41 @@ TABLE = (
     (8192, 28672, 4096),
 )
 """(M, N, K) by which progress is measured."""
-OPERAND_OF_KIND = {"fp8": DType.E4M3, "int8": DType.S8, "bf16": DType.BF16}
 FEWEST_COPIES, MOST_COPIES = 2, 8
 TINY = (5, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseWorkload:
-    """One size of one operand type."""
+class SparseKind(Kind):
+    """GEMMs of one operand type, at m, n and k."""
 
-    kind: str
-    m: int
-    n: int
-    k: int
+    dtype: torch.dtype
+    """Of a and of the weights."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of a and of the weights."""
-        found: torch.dtype = getattr(torch, OPERAND_OF_KIND[self.kind].torch_name)
-        return found
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """By name."""
-        return {"m": self.m, "n": self.n, "k": self.k}
-
-    @property
-    def flops(self) -> float:
+    def flops(self, p: Workload) -> float:
         """Multiplications and additions, those with zeros counted."""
-        return 2.0 * self.m * self.n * self.k
+        return 2.0 * p.m * p.n * p.k
 
-    @property
-    def weight_bytes(self) -> int:
+    def weight_bytes(self, p: Workload) -> int:
         """Kept values, and their places."""
-        return self.n * self.k * self.dtype.itemsize // 2 + self.n * self.k // 8
+        return p.n * p.k * self.dtype.itemsize // 2 + p.n * p.k // 8
 
-    @property
-    def bytes(self) -> int:
+    def bytes(self, p: Workload) -> int:
         """Weights, activations, results."""
-        return self.weight_bytes + self.m * self.k * self.dtype.itemsize + 2 * self.m * self.n
+        return self.weight_bytes(p) + p.m * p.k * self.dtype.itemsize + 2 * p.m * p.n
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.m} x {self.n} x {self.k}"
+
+KINDS = {
+    name: SparseKind(name=name, dtype=dtype)
+    for name, dtype in (("fp8", torch.float8_e4m3fn), ("int8", torch.int8), ("bf16", torch.bfloat16))
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseOperands:
     """The operands of one GEMM; copies have weights of their own. Scales are 1: peers have none."""
 
-    workload: SparseWorkload
+    workload: Workload
     out: Tensor
     a: Tensor
     dense: tuple[Tensor, ...]
@@ -90,14 +76,14 @@ class SparseMaker:
         self._device, self._rotated = device, rotated_bytes
         self._generator = torch.Generator(device=device).manual_seed(0)
 
-    def make(self, workload: SparseWorkload) -> SparseOperands:
+    def make(self, workload: Workload) -> SparseOperands:
         """Of a workload."""
         p = workload
         weights = self._numbers(p, p.n)
         lost = torch.rand(p.n, p.k // GROUP, GROUP, device=self._device, generator=self._generator)
-        weights = weights.float().masked_fill(lost.argsort(dim=-1).ge(KEPT).flatten(1), 0.0).to(p.dtype)
+        weights = weights.float().masked_fill(lost.argsort(dim=-1).ge(KEPT).flatten(1), 0.0).to(p.of.dtype)
         values, meta = compress(weights)
-        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated // p.weight_bytes)))
+        count = min(MOST_COPIES, max(FEWEST_COPIES, -(-self._rotated // p.of.weight_bytes(p))))
         return SparseOperands(
             workload=p,
             out=torch.empty((p.m, p.n), dtype=torch.bfloat16, device=self._device),
@@ -108,36 +94,36 @@ class SparseMaker:
             one=torch.ones(1, device=self._device),
         )
 
-    def _numbers(self, p: SparseWorkload, rows: int) -> Tensor:
+    def _numbers(self, p: Workload, rows: int) -> Tensor:
         shape = (rows, p.k)
-        if p.dtype is torch.int8:
+        if p.of.dtype is torch.int8:
             whole = torch.randint(-128, 128, shape, device=self._device, generator=self._generator)
             return whole.to(torch.int8)
-        return torch.randn(shape, device=self._device, generator=self._generator).to(p.dtype)
+        return torch.randn(shape, device=self._device, generator=self._generator).to(p.of.dtype)
 
 
-def workloads_of(options: Namespace) -> list[SparseWorkload]:
+def workloads_of(options: Namespace) -> list[Workload]:
     """Every kind at every size. Raises ValueError."""
     kinds = options.op.split(",")
-    if unknown := [kind for kind in kinds if kind not in OPERAND_OF_KIND]:
-        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(OPERAND_OF_KIND)}")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ValueError(f"op {unknown[0]!r} is none of {', '.join(KINDS)}")
     return list(_workloads(kinds, [int(m) for m in options.rows.split(",") if m]))
 
 
-def _workloads(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[SparseWorkload]:
+def _workloads(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[Workload]:
     for kind in kinds:
         for m, n, k in TABLE:
             if not rows or m in rows:
-                yield SparseWorkload(kind=kind, m=m, n=n, k=k)
+                yield KINDS[kind].at(m=m, n=n, k=k)
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Of the sparse GEMMs alone."""
-    known = ",".join(OPERAND_OF_KIND)
+    known = ",".join(KINDS)
     parser.add_argument("--op", "--ops", default=known, help=f"kinds, with commas, of {known}")
     parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
 
 
-def tiny(workload: SparseWorkload) -> SparseWorkload:
+def tiny(workload: Workload) -> Workload:
     m, n, k = TINY
-    return replace(workload, m=min(workload.m, m), n=n, k=k)
+    return workload.resized(m=min(workload.m, m), n=n, k=k)

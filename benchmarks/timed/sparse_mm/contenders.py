@@ -10,7 +10,8 @@ import torch
 import gemmill
 from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
 from harness.contenders import CheckedCalls, WrongResult
-from timed.sparse_mm.calls import SparseOperands, SparseWorkload
+from timed.sparse_mm.calls import SparseOperands
+from timed.workload import Workload
 
 CHECKED_ROWS = 4
 """First and last ones: whole results take float64 too long."""
@@ -31,9 +32,9 @@ class SparseContender(_Timed):
     dtype: str = ""
     """Of the variant's operands."""
 
-    def takes(self, workload: SparseWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the namespace has the op, and the variant is of the workload's kind."""
-        is_kind = not self.variant or str(workload.dtype).removeprefix("torch.") == self.dtype
+        is_kind = not self.variant or str(workload.of.dtype).removeprefix("torch.") == self.dtype
         return is_kind and hasattr(getattr(torch.ops, self.namespace), "cutlass_scaled_sparse_mm")
 
     def pinned(self, operands: SparseOperands) -> AbstractContextManager:
@@ -55,7 +56,7 @@ class SparsePeer(_Timed):
     kinds: tuple[str, ...]
     complete: bool = True
 
-    def takes(self, workload: SparseWorkload) -> bool:
+    def takes(self, workload: Workload) -> bool:
         """Whether the workload is one of its kinds."""
         return workload.kind in self.kinds
 

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from gemmill.build.errors import BuildError
 
 CONNECT_SECONDS = 30
-LOOPBACK = "127.0.0.1"
 _OWN = ("inproc",)
 _WITH_CERTIFICATES = ("tls", "wss")
 T = TypeVar("T")

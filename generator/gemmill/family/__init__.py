@@ -8,8 +8,10 @@ from gemmill.family.declaration import (
     Family,
     HostCode,
     Kernels,
+    OfOperands,
     Rule,
     Spelled,
+    WithoutSettings,
     first_rejection,
     of_dsl,
 )

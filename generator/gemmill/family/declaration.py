@@ -42,6 +42,39 @@ class Config(Protocol):
         """Elements that share a scale; 0 where scales are of tensors, rows or columns."""
 
 
+class WithoutSettings:
+    """Configs without launch settings."""
+
+    @property
+    def compiled(self) -> Self:
+        """Itself."""
+        return self
+
+
+class OfOperands:
+    """Configs whose operands tell the types of a call."""
+
+    operands: Any
+
+    @property
+    def operand_dtype(self) -> DType:
+        """Dtype of the operand that identifies a call."""
+        found: DType = self.operands.dtype
+        return found
+
+    @property
+    def out_dtype(self) -> DType:
+        """Dtype of the result."""
+        found: DType = self.operands.out_dtype
+        return found
+
+    @property
+    def group_size(self) -> int:
+        """Elements that share a scale; 0 where scales are of tensors, rows or columns."""
+        found: int = self.operands.group_size
+        return found
+
+
 Rule = Callable[[Any], Iterator[str]]
 """One constraint on a config, with its hardware reason: yields why it rejects the config. Its function's name is the rule's."""
 
@@ -117,7 +150,6 @@ class Kernels:
     """Ops that a kernel of a config can serve."""
     rules: tuple[Rule, ...]
     spell: Callable[[Any], Spelled]
-    compiler: Compiler
     seconds: Callable[[Any], float]
     """CPU seconds that compiling a config may take on top of the cost of its unit."""
     unit_seconds: float
@@ -126,6 +158,11 @@ class Kernels:
     """Kernels that share a unit at most."""
     dsl: DslBody | None = None
     """For kernels of the CuTe DSL."""
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler that makes them."""
+        return Compiler.NVCC if self.dsl is None else Compiler.CUTEDSL
 
     @property
     def config(self) -> type[Any]:
@@ -158,10 +195,6 @@ class Family:
     asks: OpSet
     """Its ops and their contracts."""
     kernels: tuple[Kernels, ...]
-    cases: str
-    """The module whose `CASES` makes and judges its ops' calls. It needs torch, which declarations do not."""
-    serving: str
-    """The module whose `SERVING` has its part of the runtime."""
     selections: Mapping[str, Callable[[Arch], Iterable[Any]]]
     """By a selection's name, the family's configs in it; none for other selections."""
     tuning: Tuning
@@ -172,9 +205,29 @@ class Family:
     """The folder in which its C++ lies, as `kernels/<name>`, and its templates, as `templates/<name>`; None for gemmill's."""
     questions: tuple[Asked, ...] = ()
     """The options of `gemmill explain` for a call, which the cases read."""
-    functions: str | None = None
-    """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate their results."""
+    package: str = ""
+    """The package of its modules that need torch, which declarations do not; empty for gemmill's own of its name."""
+    has_functions: bool = True
+    """Whether there are `functions`."""
     peers: str | None = None
     """The module of the calls that users would make without gemmill: `PEERS`, and `vllm_takes`, whether vLLM's op of
     the same name takes a workload.
     """
+
+    @property
+    def cases(self) -> str:
+        """The module whose `CASES` makes and judges its ops' calls."""
+        return self._module("cases")
+
+    @property
+    def serving(self) -> str:
+        """The module whose `SERVING` has its part of the runtime."""
+        return self._module("serving")
+
+    @property
+    def functions(self) -> str | None:
+        """The module whose `__all__` users find in `gemmill`: its ops as functions that allocate their results."""
+        return self._module("functions") if self.has_functions else None
+
+    def _module(self, name: str) -> str:
+        return f"{self.package or f'gemmill.families.{self.name}'}.{name}"

@@ -15,9 +15,27 @@ from gemmill.numerics.draw import Draw
 from gemmill.numerics.measured import Maker
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, POISON, Memory, Slot
 from gemmill.registry import REGISTRY
+from gemmill.vocab import DType
 
 Question = Mapping[str, Any]
 """A call in the words of `gemmill explain`: its options by name, None for omitted ones."""
+
+
+def gemm_sizes(op: str, question: Question) -> tuple[int, int, int]:
+    """M, N and K of a question to a GEMM.
+
+    Raises ValueError where one is missing, and for options that mean nothing to the op's family.
+    """
+    m, n, k = question["m"], question["n"], question["k"]
+    if n is None or k is None or question["hidden"] is not None:
+        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
+    refuse_unused(op, question)
+    return m, n, k
+
+
+def on_meta(dtype: DType, *shape: int) -> torch.Tensor:
+    """An operand of a question, without memory."""
+    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")
 
 
 def refuse_unused(op: str, question: Question) -> None:

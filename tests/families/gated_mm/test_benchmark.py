@@ -1,7 +1,6 @@
 """Gated GEMMs in the benchmarks: operands of dense layers and of experts, and a wrong result that is not timed."""
 
 from argparse import Namespace
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from harness.contenders import WrongResult
 from timed.gated_mm import BENCHMARK
 from timed.gated_mm.calls import GatedMaker, workloads_of
 from timed.gated_mm.contenders import GatedContender, Separate, check
-from timed.gated_mm.experts import ExpertWorkload
 
 OPTIONS = Namespace(op="groups", layers=1, rows="4", tokens="1,9", expert_layers="4x2x256x256")
 KINDS = [
@@ -55,10 +53,10 @@ def test_a_wrong_result_is_not_timed(kind: str) -> None:
 
 def test_experts_have_all_their_tokens() -> None:
     found = workloads_of(replace_op("experts_groups,groups"))
-    assert [(type(p) is ExpertWorkload, p.m) for p in found] == [(False, 4), (True, 2), (True, 18)]
+    assert [(p.of.of_experts, p.m) for p in found] == [(False, 4), (True, 2), (True, 18)]
     with pytest.raises(ValueError, match=r"^layer \(4, 2, 256\) has 3 numbers, expected experts x top x results x K$"):
         workloads_of(Namespace(**vars(replace_op("experts_groups")) | {"expert_layers": "4x2x256"}))
-    assert str(replace(found[1], m=4)) == "experts_groups 2 tokens, top 2 of 4 x (2 x 256) x 256"
+    assert str(found[1].resized(m=4)) == "experts_groups 2 tokens, top 2 of 4 x (2 x 256) x 256"
 
 
 def replace_op(op: str) -> Namespace:

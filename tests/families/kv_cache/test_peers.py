@@ -11,7 +11,7 @@ import torch
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from harness.contenders import FieldError
 from peers import flash_attention, vllm_turboquant
-from timed.kv_cache.calls import KvCacheMaker, KvCacheWorkload
+from timed.kv_cache.calls import KvCacheMaker, workload_of
 from timed.kv_cache.contenders import KvCacheContender, PrefillPeer
 
 OPS = "vllm/v1/attention/ops"
@@ -40,7 +40,7 @@ def calls(folder: Path, kind: str, shape: tuple[int, ...]) -> list[object]:
     parser = ArgumentParser()
     vllm_turboquant.add_options(parser)
     options, notes = parser.parse_args(["--vllm-sources", str(folder)]), []
-    workload = KvCacheWorkload(kind=kind, shape=shape)
+    workload = workload_of(kind, shape)
     operands = KvCacheMaker(torch.device("cpu"), 1).make(workload)
     peers = vllm_turboquant.contenders("kv_cache", options, notes)
     assert len(notes) == 1 and "in 32 splits" in notes[0]
@@ -70,7 +70,7 @@ def test_a_store_writes_slots_of_its_own(sources: Path) -> None:
 
 def test_prefilling_restores_the_pages_that_are_attended_over() -> None:
     """By hand and by the cache's class, both as the op does it; formats of packed vectors are not for them."""
-    workload = KvCacheWorkload(kind="prefill 4 bits", shape=(2, 33))
+    workload = workload_of("prefill 4 bits", (2, 33))
     operands = KvCacheMaker(torch.device("cpu"), 1).make(workload)
     KvCacheContender(name="gemmill", namespace="gemmill").call(operands, 0)()
     peers = flash_attention.contenders("kv_cache", Namespace(fa3_so=None), [])
@@ -78,7 +78,7 @@ def test_prefilling_restores_the_pages_that_are_attended_over() -> None:
     assert list(restoring) == ["restored_sdpa", "class_sdpa"]
     for peer in restoring.values():
         assert peer.takes(workload)
-        assert not peer.takes(KvCacheWorkload(kind="prefill k_eden4_v_eden4", shape=(2, 33)))
+        assert not peer.takes(workload_of("prefill k_eden4_v_eden4", (2, 33)))
         found, wanted = peer.bind(operands.given[0], workload)(), operands.given[0]["out"].float()
         assert found.shape == wanted.shape and (found.float() - wanted).norm() < 0.02 * wanted.norm()
 

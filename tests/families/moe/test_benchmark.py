@@ -10,9 +10,9 @@ import torch
 from gemmill.compat import deep_gemm
 from harness.contenders import WrongResult
 from harness.deep_gemm_experts import forms_of
-from timed.moe.calls import MoeMaker, MoeWorkload, workloads_of
+from timed.moe.calls import KINDS, MoeMaker, rows_of, workloads_of
 
-WORKLOAD = MoeWorkload(kind="fp8_groups", experts=4, top=2, n=128, k=256, tokens=9, routing="random")
+WORKLOAD = KINDS["fp8_groups"].at(experts=4, top=2, n=128, k=256, tokens=9, routing="random")
 
 
 class Once:
@@ -53,7 +53,7 @@ def test_drawn_layers_are_the_same_for_a_seed_and_for_all_kinds() -> None:
     found = workloads_of(OPTIONS)
     assert found == workloads_of(OPTIONS) != workloads_of(Namespace(**vars(OPTIONS) | {"draw": 8}))
     pairs = list(zip(found[::2], found[1::2], strict=True))
-    assert len(pairs) == 5 and all(replace(b, kind="fp8") == a for a, b in pairs)
+    assert len(pairs) == 5 and all(replace(b, of=KINDS["fp8"]) == a for a, b in pairs)
     assert all(p.n % 128 == p.k % 128 == 0 and p.experts * p.n * p.k <= 1 << 30 for p in found)
     assert {p.routing for p in found} == {"random", "skewed"}
 
@@ -61,9 +61,9 @@ def test_drawn_layers_are_the_same_for_a_seed_and_for_all_kinds() -> None:
 def test_skewed_routings_have_favourites() -> None:
     counts = {}
     for routing in ("even", "random", "skewed"):
-        p = MoeWorkload(kind="fp8", experts=16, top=2, n=64, k=64, tokens=512, routing=routing)
+        p = KINDS["fp8"].at(experts=16, top=2, n=64, k=64, tokens=512, routing=routing)
         offsets = MoeMaker(torch.device("cpu"), 1).make(p).offsets[0]
-        assert int(offsets[-1]) == p.rows
+        assert int(offsets[-1]) == rows_of(p)
         counts[routing] = int(offsets.diff().max())
     assert counts["even"] <= 64 < counts["random"] < 100 < counts["skewed"]
 

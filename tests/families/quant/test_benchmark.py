@@ -11,24 +11,25 @@ import run as program
 from gemmill.families.quant.contract import SCHEMAS as QUANT_SCHEMAS
 from gemmill.runtime.schemas import BY_NAME
 from harness.contenders import WrongResult
-from timed.quant.calls import CASE_OF, QuantOperandMaker, QuantWorkload, kinds_named, parse_shapes, workloads_of
+from timed.quant.calls import KINDS, QuantOperandMaker, kinds_named, parse_shapes, workloads_of
 from timed.quant.contenders import check
+from timed.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: the ops run on the CPU
 
 
-def workload(case: str, m: int = 17, hidden: int = 256) -> QuantWorkload:
-    return QuantWorkload(kind=case, m=m, hidden=hidden)
+def workload(case: str, m: int = 17, hidden: int = 256) -> Workload:
+    return KINDS[case].at(m=m, hidden=hidden)
 
 
 def test_a_dry_run_writes_its_record(tmp_path, capsys):
     assert program.main(["quant", "--dry-run", "--out-dir", str(tmp_path), "--name", "q", "--commit", "abc"]) == 0
     record = json.loads((tmp_path / "q.json").read_text())
     assert record["dry_run"] and record["commit"] == "abc" and record["copy_gbps"] > 0
-    assert {row["op"] for row in record["rows"]} == set(CASE_OF)
+    assert {row["op"] for row in record["rows"]} == set(KINDS)
     assert all(row["contenders"]["gemmill"]["median_us"] > 0 and not row["failures"] for row in record["rows"])
     assert record["host"]["silu_and_mul_quant"]["gemmill"]["median_us"] == 3.0
-    assert {CASE_OF[kind].op for kind in CASE_OF} == {op.name for op in QUANT_SCHEMAS}, "every op is timed"
+    assert {kind.case.op for kind in KINDS.values()} == {op.name for op in QUANT_SCHEMAS}, "every op is timed"
     assert "host time of one call, silu_and_mul_quant, us: gemmill 3.00" in capsys.readouterr().out
 
 
@@ -74,15 +75,16 @@ def test_what_cannot_be_timed_is_said(tmp_path, capsys, monkeypatch):
 
 
 def test_every_case_is_a_right_call_and_its_bytes_are_those_of_its_tensors():
-    for kind, case in CASE_OF.items():
-        operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload(kind))
+    for name, kind in KINDS.items():
+        case = kind.case
+        operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload(name))
         assert operands.copies == 2
         check(operands, partial(getattr(torch.ops.gemmill, case.op).default, *operands.given[0]))
         moved = 0
         for parameter, value in zip(BY_NAME[case.op].parameters, operands.given[0], strict=True):
             if isinstance(value, torch.Tensor):
                 moved += value.numel() * value.element_size() * (2 if parameter.name == "residual" else 1)
-        assert operands.workload.bytes == moved, kind
+        assert operands.workload.bytes == moved, name
 
 
 @pytest.mark.parametrize("spoiled", ["codes", "scales"])

@@ -17,8 +17,9 @@ from gemmill.families.moe.selections import tiled
 from gemmill.runtime import ops
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.vocab import Arch, DType
-from timed.fused_moe.calls import ExpertsOperands, ExpertsWorkload, workloads_of
+from timed.fused_moe.calls import KINDS, ExpertsOperands, workloads_of
 from timed.fused_moe.contenders import ExpertsWay, _kernel
+from timed.workload import Workload
 
 SOURCE = """import vllm.envs
 
@@ -46,7 +47,7 @@ def test_kernels_of_a_file_have_a_module_and_their_source(tmp_path: Path, monkey
         assert inspect.getsource(function).startswith("@triton.jit")
 
 
-def on_meta(p: ExpertsWorkload) -> ExpertsOperands:
+def on_meta(p: Workload) -> ExpertsOperands:
     """Operands without data, with scales of blocks or of rows."""
 
     def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
@@ -54,7 +55,7 @@ def on_meta(p: ExpertsWorkload) -> ExpertsOperands:
 
     shapes = (p.experts, 2 * p.inner, p.hidden), (p.experts, p.hidden, p.inner)
     w13, w2 = (empty(*shape, kind=torch.float8_e4m3fn) for shape in shapes)
-    scales = [empty(e, n // g, k // g) if (g := p.group_size) else empty(e, n) for e, n, k in shapes]
+    scales = [empty(e, n // g, k // g) if (g := p.of.group_size) else empty(e, n) for e, n, k in shapes]
     x, out = (empty(p.tokens, p.hidden, kind=torch.bfloat16) for _ in range(2))
     ids, weights = empty(p.tokens, p.top, kind=torch.int32), empty(p.tokens, p.top)
     return ExpertsOperands(
@@ -80,12 +81,12 @@ def test_each_way_is_the_variant_that_the_model_would_choose_without_the_other(
     table = make_variant_table(manifest.entries, sorted({entry.symbol for entry in manifest.entries}), ())
     monkeypatch.setattr(ops, "_active", TableOnly(manifest, table))
     for tokens in (1, 8192):
-        workload = ExpertsWorkload(kind=kind, experts=128, top=8, hidden=2048, inner=768, tokens=tokens)
+        workload = KINDS[kind].at(experts=128, top=8, hidden=2048, inner=768, tokens=tokens)
         operands = on_meta(workload)
         found = {}
         for apart in (False, True):
             way = ExpertsWay(name=str(apart), namespace="gemmill", apart=apart)
-            assert way.takes(workload) and not way.takes(replace(workload, kind="nvfp4"))
+            assert way.takes(workload) and not way.takes(replace(workload, of=KINDS["nvfp4"]))
             found[apart] = way._variant(operands)
         choice = gemmill.explain("fused_experts", *way.call(operands, 0).args).entry
         assert found[True].endswith("_t128a") and not found[False].endswith("a") and choice.name == found[tokens > 1]
@@ -98,14 +99,14 @@ def test_groups_of_32_go_one_way(make_manifest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ops, "_active", TableOnly(manifest, table))
     options = {"op": "fp8_groups_32", "layers": "deepseek-v4.1", "tokens": "1,4096", "draw": None}
     for workload in workloads_of(Namespace(**options)):
-        assert workload.coded and not workload.grouped and workload.sizes["inner"] == 2304
+        assert workload.of.coded and not workload.of.grouped and workload.sizes["inner"] == 2304
         ways = [ExpertsWay(name=str(apart), namespace="gemmill", apart=apart) for apart in (False, True)]
         assert [way.takes(workload) for way in ways] == [False, True]
         assert ways[1]._variant(on_meta(workload)).endswith("group32_t128a")
 
 
 def test_drawn_layers_are_those_of_their_seed() -> None:
-    def drawn(seed: int) -> list[ExpertsWorkload]:
+    def drawn(seed: int) -> list[Workload]:
         options = {"op": "fp8_groups,fp8", "layers": "qwen3-next", "tokens": "1,4096", "draw": seed, "draws": 12}
         return workloads_of(Namespace(**options))
 

@@ -12,7 +12,7 @@ from gemmill.formats.fp4_blocks import Fp4Blocks
 from harness.contenders import WrongResult
 from peers.marlin import Ops, gates_first, marlin_layer, packed_layer
 from peers.vllm_plugin import plugin_layer
-from timed.fused_moe.calls import BASE, ExpertsMaker, ExpertsOperands, ExpertsWorkload
+from timed.fused_moe.calls import BASE, KINDS, ExpertsMaker, ExpertsOperands, active
 from timed.fused_moe.contenders import ExpertsContender
 
 E, TOP, K, N, M = 4, 2, 256, 192, 17
@@ -32,7 +32,7 @@ class Once:
 
 
 def made(kind: str) -> ExpertsOperands:
-    workload = ExpertsWorkload(kind=kind, experts=E, top=TOP, hidden=K, inner=N, tokens=M)
+    workload = KINDS[kind].at(experts=E, top=TOP, hidden=K, inner=N, tokens=M)
     return ExpertsMaker(torch.device("cpu"), 1).make(workload)
 
 
@@ -41,7 +41,7 @@ def values(x: ExpertsOperands) -> tuple[Tensor, Tensor]:
     found = []
     for blocks, bases, k in ((x.w13, x.w13_scales, K), (x.w2, x.w2_scales, N)):
         each = [
-            Fp4Blocks(format=x.workload.format, n=len(base), k=k, blocks=of, base=base).weights()[0]
+            Fp4Blocks(format=x.workload.of.format, n=len(base), k=k, blocks=of, base=base).weights()[0]
             for of, base in zip(blocks, bases, strict=True)
         ]
         found.append(torch.stack([(gates_first(w) if k == K else w).values().float() * BASE for w in each]))
@@ -69,7 +69,7 @@ def stand_in(x: ExpertsOperands, mistake: str = "") -> Ops:
         zeros, locks, order, whose, end, weights, block, top, weighed, _kind, m, n, k, *flags = more
         assert (zeros, bias, a_scales) == (None, None, None) and (m, n, k) == (len(a), out.shape[1], a.shape[1])
         assert flags == [False, True, False, -1, -1, -1] and len(locks) and q.shape == (E, k // 16, 2 * n)
-        assert scales.shape == (E, k // x.workload.format.group, n) and (factors is None) == (
+        assert scales.shape == (E, k // x.workload.of.format.group, n) and (factors is None) == (
             x.workload.kind == "mxfp4"
         )
         for place in range(int(end)):
@@ -96,8 +96,8 @@ def test_layers_of_4_bits_are_timed(kind: str) -> None:
     ours, marlin = ExpertsContender(name="gemmill", namespace="gemmill"), marlin_layer(stand_in(x))
     assert marlin.takes(x.workload) and ours.takes(x.workload)
     assert [len(c.prepare(x, Once(), 1)) for c in (ours, marlin)] == [x.copies] * 2
-    bytes_ = E * 3 * K * N * (0.5 + 1 / x.workload.format.group)
-    assert x.workload.bytes == int(bytes_ * x.workload.active / E) + 4 * M * K
+    bytes_ = E * 3 * K * N * (0.5 + 1 / x.workload.of.format.group)
+    assert x.workload.bytes == int(bytes_ * active(x.workload) / E) + 4 * M * K
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])

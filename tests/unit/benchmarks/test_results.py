@@ -15,7 +15,7 @@ from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 from harness.written import write_json
 from peers.torch_ops import contenders
-from timed.quant.calls import QuantWorkload
+from timed.quant.calls import KINDS
 
 PEERS = contenders("scaled_mm", Namespace(), [])
 NAMES = [contender.name for contender in (ops_contender("gemmill", "gemmill"), *PEERS)]
@@ -87,7 +87,7 @@ def test_the_figures_of_memory_alone():
 
     def found(m: int, us: float, peer_us: float) -> dict:
         samples = {"gemmill": sample([us, us]), ROW_WISE: sample([peer_us, peer_us])}
-        workload = QuantWorkload(kind="static_scaled_fp8_quant", m=m, hidden=14336)
+        workload = KINDS["static_scaled_fp8_quant"].at(m=m, hidden=14336)
         return row_record(Measurement(workload=workload, samples=samples, failures={}), PEERS, COPY_GBPS)
 
     rows = [found(1, 2.0, 3.0), found(16, 2.5, 2.0), found(4096, 44.0, 88.0)]

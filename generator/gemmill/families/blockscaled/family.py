@@ -11,7 +11,7 @@ from gemmill.families.blockscaled.rules import FEW_RULES, MANY_RULES, PACKED_RUL
 from gemmill.families.blockscaled.spelling import spell_few, spell_many, spell_packed, spell_pair
 from gemmill.families.blockscaled.tuning import TUNING
 from gemmill.family import Family, Field, Former, Grammar, Kernels, Rule, Spelled, Spelling, mark
-from gemmill.vocab import Compiler, DType
+from gemmill.vocab import DType
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS, _SECONDS, _PAIR_SECONDS = 22.0, 4.0, 60.0
@@ -90,7 +90,6 @@ def _kernels(doc: str, grammar: Grammar, rules: tuple[Rule, ...], spell: Callabl
         ops=lambda config: OPS_OF[config.pair],
         rules=rules,
         spell=spell,
-        compiler=Compiler.NVCC,
         seconds=lambda _: _PAIR_SECONDS if pairs else _SECONDS,
         unit_seconds=_UNIT_SECONDS,
         unit_size=4 if pairs else 12,
@@ -113,10 +112,7 @@ FAMILY = Family(
     doc="multiplies block-scaled weights by activations, or by block-scaled codes",
     asks=OPS,
     kernels=KERNELS,
-    cases="gemmill.families.blockscaled.cases",
-    serving="gemmill.families.blockscaled.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.blockscaled.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

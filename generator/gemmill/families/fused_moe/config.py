@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from gemmill.families.fused_moe.main_loop import LOOPS, Body, MainLoop
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
+from gemmill.family import OfOperands, WithoutSettings
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, Backend, DType, Format
 from gemmill.vocab.format import MXFP4, NVFP4
@@ -73,7 +74,7 @@ class Design:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsConfig:
+class ExpertsConfig(OfOperands, WithoutSettings):
     """One variant: three kernels. Each call says its activation. A launch has no settings: grids follow from sizes."""
 
     operands: Operands
@@ -90,16 +91,6 @@ class ExpertsConfig:
         return self.operands.dtype
 
     @property
-    def out_dtype(self) -> DType:
-        """Type of x and of the result."""
-        return self.operands.out_dtype
-
-    @property
-    def group_size(self) -> int:
-        """Elements that share a scale, or 0."""
-        return self.operands.group_size
-
-    @property
     def tile_tokens(self) -> int:
         """Rows of an expert that a CTA takes together."""
         return self.design.tile_tokens
@@ -113,16 +104,6 @@ class ExpertsConfig:
     def apart(self) -> bool:
         """Whether grouped GEMMs compute both products."""
         return self.design.apart
-
-    @property
-    def operand_dtype(self) -> DType:
-        """Dtype of the operand that identifies a call."""
-        return self.dtype
-
-    @property
-    def compiled(self) -> "ExpertsConfig":
-        """Itself: it has no run-time settings."""
-        return self
 
     @property
     def is_coded(self) -> bool:
@@ -168,7 +149,7 @@ class PackedDesign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedExpertsConfig:
+class PackedExpertsConfig(WithoutSettings):
     """Three kernels for packed 4-bit weights: kernels/fused_moe/packed_experts.cuh. x and results are bf16."""
 
     operands: PackedOperands
@@ -211,11 +192,6 @@ class PackedExpertsConfig:
     def operand_dtype(self) -> DType:
         """Dtype of the operand that identifies a call."""
         return self.dtype
-
-    @property
-    def compiled(self) -> "PackedExpertsConfig":
-        """Itself: it has no run-time settings."""
-        return self
 
     @property
     def packing(self) -> Packing:

@@ -10,7 +10,7 @@ from gemmill.families.fused_moe.rules import PACKED_RULES, RULES
 from gemmill.families.fused_moe.spelling import spell, spell_packed
 from gemmill.families.fused_moe.tuning import TUNING
 from gemmill.family import Family, Field, Grammar, Kernels, words
-from gemmill.vocab import Compiler, DType
+from gemmill.vocab import DType
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 6.0, 9.0
@@ -55,7 +55,6 @@ FUSED = Kernels(
     ops=lambda _: (FUSED_EXPERTS.name,),
     rules=RULES,
     spell=spell,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=4,
@@ -67,7 +66,6 @@ PACKED = Kernels(
     ops=lambda _: (FUSED_FP4_EXPERTS.name,),
     rules=PACKED_RULES,
     spell=spell_packed,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _PACKED_SECONDS,
     unit_seconds=_PACKED_UNIT_SECONDS,
     unit_size=5,
@@ -77,10 +75,7 @@ FAMILY = Family(
     doc="computes a mixture of experts, both products and all between",
     asks=OPS,
     kernels=(FUSED, PACKED),
-    cases="gemmill.families.fused_moe.cases",
-    serving="gemmill.families.fused_moe.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.fused_moe.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -1,18 +1,14 @@
 """The op, and its contract."""
 
-from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import CODED, GROUPS, HALVES
 from gemmill.families.fused_moe.packed_ops import PACKED_OP
 from gemmill.families.fused_moe.steps import (
     LIMITS,
-    MAP,
     MULTIPLE,
     NUMBERS,
+    OPERANDS,
     PARTS,
-    ROLES,
-    WORKSPACE,
-    bias,
-    large_enough,
+    ending,
 )
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, expression_of
 from gemmill.family import (
@@ -129,19 +125,6 @@ def _rows_at_one_stride(role: str) -> tuple[Step, ...]:
     )
 
 
-_WORKSPACE: tuple[Step, ...] = (
-    *PARTS,
-    Let("bytes_plain", expression_of(coded=False)),
-    Let("bytes_coded", expression_of(coded=True)),
-    When(
-        "workspace",
-        (
-            *WORKSPACE,
-            When("kind == 0", (large_enough("bytes_plain"),)),
-            When("kind >= 1", (large_enough("bytes_coded"),)),
-        ),
-    ),
-)
 _OP = Op(
     schema=FUSED_EXPERTS,
     tensors=(
@@ -151,12 +134,7 @@ _OP = Op(
         Tensor("w2", "weights K inner", Same("w13")),
         Tensor("w13_scales", "weights", (DType.F32,)),
         Tensor("w2_scales", "weights", (DType.F32,)),
-        Tensor("topk_ids", "M topk", (DType.S32, DType.S64), Layout.ROWS),
-        Tensor("topk_weights", "M topk", (DType.F32,), Layout.ROWS),
-        Tensor("w13_bias", "weights gates", Same("x")),
-        Tensor("w2_bias", "weights K", Same("x")),
-        Tensor("expert_map", "weights", (DType.S32,)),
-        Tensor("workspace", "weights", (DType.U8,)),
+        *OPERANDS,
     ),
     contract=(
         *NUMBERS,
@@ -169,13 +147,12 @@ _OP = Op(
         Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),
         *_rows_at_one_stride("w13"),
         *_rows_at_one_stride("w2"),
-        bias("w13_bias", "gates"),
-        bias("w2_bias", "K"),
-        MAP,
-        *_WORKSPACE,
-        Check(Aspect.DEVICE, ROLES),
-        Check(Aspect.APART, ROLES),
-        CLASSES,
+        *ending(
+            *PARTS,
+            Let("bytes_plain", expression_of(coded=False)),
+            Let("bytes_coded", expression_of(coded=True)),
+            needed={"kind == 0": "bytes_plain", "kind >= 1": "bytes_coded"},
+        ),
     ),
 )
 OPS = OpSet(ops=(_OP, PACKED_OP))

@@ -1,10 +1,9 @@
 """The op for packed 4-bit weights, and its contract."""
 
-from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.packing import FIRST_CODED, PACKINGS
-from gemmill.families.fused_moe.steps import LIMITS, MAP, MULTIPLE, NUMBERS, PARTS, ROLES, WORKSPACE, bias, large_enough
+from gemmill.families.fused_moe.steps import LIMITS, MULTIPLE, NUMBERS, OPERANDS, PARTS, ending
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, PACKED, packed_expression
-from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Step, Tensor, When, any_of
+from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Step, Tensor, any_of
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.vocab import DType
 
@@ -69,21 +68,6 @@ def _blocks(role: str, rows: str, columns: str) -> tuple[Step, ...]:
     )
 
 
-_WORKSPACE: tuple[Step, ...] = (
-    Let("inner_groups", EXPRESSIONS["inner_groups"]),
-    *PARTS,
-    Let("packed_bytes", PACKED),
-    Let("bytes_packed", packed_expression(coded=False)),
-    Let("bytes_folded", packed_expression(coded=True)),
-    When(
-        "workspace",
-        (
-            *WORKSPACE,
-            When(f"format < {FIRST_CODED}", (large_enough("bytes_packed"),)),
-            When(f"format >= {FIRST_CODED}", (large_enough("bytes_folded"),)),
-        ),
-    ),
-)
 PACKED_OP = Op(
     schema=FUSED_FP4_EXPERTS,
     tensors=(
@@ -93,12 +77,7 @@ PACKED_OP = Op(
         Tensor("w2", "weights w2_tiles w2_blocks block_bytes", (DType.U8,)),
         Tensor("w13_scales", "weights gates", (DType.F32,)),
         Tensor("w2_scales", "weights K", (DType.F32,)),
-        Tensor("topk_ids", "M topk", (DType.S32, DType.S64), Layout.ROWS),
-        Tensor("topk_weights", "M topk", (DType.F32,), Layout.ROWS),
-        Tensor("w13_bias", "weights gates", Same("x")),
-        Tensor("w2_bias", "weights K", Same("x")),
-        Tensor("expert_map", "weights", (DType.S32,)),
-        Tensor("workspace", "weights", (DType.U8,)),
+        *OPERANDS,
     ),
     contract=(
         *NUMBERS,
@@ -108,12 +87,13 @@ PACKED_OP = Op(
         *_blocks("w13", "gates", "K"),
         *_blocks("w2", "K", "inner"),
         Check(Aspect.LAYOUT, "x out topk_ids topk_weights"),
-        bias("w13_bias", "gates"),
-        bias("w2_bias", "K"),
-        MAP,
-        *_WORKSPACE,
-        Check(Aspect.DEVICE, ROLES),
-        Check(Aspect.APART, ROLES),
-        CLASSES,
+        *ending(
+            Let("inner_groups", EXPRESSIONS["inner_groups"]),
+            *PARTS,
+            Let("packed_bytes", PACKED),
+            Let("bytes_packed", packed_expression(coded=False)),
+            Let("bytes_folded", packed_expression(coded=True)),
+            needed={f"format < {FIRST_CODED}": "bytes_packed", f"format >= {FIRST_CODED}": "bytes_folded"},
+        ),
     ),
 )

@@ -1,9 +1,13 @@
 """Conditions on a layer of experts, for any storage of its weights."""
 
+from collections.abc import Mapping
+
+from gemmill.families.fused_moe.classes import CLASSES
 from gemmill.families.fused_moe.config import MOST_WEIGHTS
 from gemmill.families.fused_moe.workspace import EXPRESSIONS, SHARED
-from gemmill.family import Aspect, Check, Let, Require, Step, When
+from gemmill.family import Aspect, Check, Layout, Let, Require, Same, Step, Tensor, When
 from gemmill.gemm import gates
+from gemmill.vocab import DType
 
 MULTIPLE = 16
 """The lengths of rows are multiples of this: loads take 16 bytes, and an instruction takes 16 rows of weights."""
@@ -65,16 +69,45 @@ PARTS: tuple[Step, ...] = (
     Let("shared_bytes", SHARED),
 )
 """Values in the sizes of a workspace, and the bytes of those parts that every call has."""
-WORKSPACE: tuple[Step, ...] = (
-    Check(Aspect.DTYPE, "workspace"),
-    Require(
-        "longer(workspace) <= 1 and dense(workspace) == 1",
-        "{workspace.name} has shape {workspace.shape} and strides {workspace.strides}: expected bytes without gaps",
-    ),
+OPERANDS = (
+    Tensor("topk_ids", "M topk", (DType.S32, DType.S64), Layout.ROWS),
+    Tensor("topk_weights", "M topk", (DType.F32,), Layout.ROWS),
+    Tensor("w13_bias", "weights gates", Same("x")),
+    Tensor("w2_bias", "weights K", Same("x")),
+    Tensor("expert_map", "weights", (DType.S32,)),
+    Tensor("workspace", "weights", (DType.U8,)),
 )
+"""Those besides x, weights and scales."""
 
 
-def large_enough(needed: str) -> Require:
+def ending(*sizes: Step, needed: Mapping[str, str]) -> tuple[Step, ...]:
+    """The last steps of a contract: on biases, the map, the workspace, and on all operands together.
+
+    `sizes` make the values that `needed` names: by a condition, the bytes of a workspace.
+    """
+    return (
+        bias("w13_bias", "gates"),
+        bias("w2_bias", "K"),
+        MAP,
+        *sizes,
+        When(
+            "workspace",
+            (
+                Check(Aspect.DTYPE, "workspace"),
+                Require(
+                    "longer(workspace) <= 1 and dense(workspace) == 1",
+                    "{workspace.name} has shape {workspace.shape} and strides {workspace.strides}: expected bytes without gaps",
+                ),
+                *(When(condition, (_large_enough(count),)) for condition, count in needed.items()),
+            ),
+        ),
+        Check(Aspect.DEVICE, ROLES),
+        Check(Aspect.APART, ROLES),
+        CLASSES,
+    )
+
+
+def _large_enough(needed: str) -> Require:
     """Requires a workspace of at least as many bytes as the value of this name says."""
     return Require(
         f"numel(workspace) >= {needed}",

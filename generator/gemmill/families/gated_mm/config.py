@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar
 
+from gemmill.family import OfOperands, WithoutSettings
 from gemmill.gemm.config import ACCUMULATOR_OF, Design, steps_of
 from gemmill.gemm.config import Operands as GemmOperands
 from gemmill.gemm.traced import Traced
@@ -95,7 +96,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
+class _Common(OfOperands, WithoutSettings):
     """One variant. Its launch has no settings: the grid follows from the call's sizes."""
 
     operands: Operands
@@ -103,24 +104,9 @@ class _Common:
     arch: Arch = Arch.SM90A
 
     @property
-    def compiled(self) -> Self:
-        """Itself: it has no run-time settings."""
-        return self
-
-    @property
-    def operand_dtype(self) -> DType:
-        """Dtype of the operand that identifies a call."""
-        return self.operands.dtype
-
-    @property
     def out_dtype(self) -> DType:
         """Dtype of the result."""
         return self.epilogue.result.dtype
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale of the operands."""
-        return self.operands.group_size
 
     @property
     def rows_scaled(self) -> bool:

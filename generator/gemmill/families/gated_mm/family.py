@@ -12,7 +12,7 @@ from gemmill.families.gated_mm.spelling import spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
 from gemmill.gemm.host import host_facts, shared_bytes, table_words
-from gemmill.vocab import Compiler, DType
+from gemmill.vocab import DType
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 3.0
@@ -85,7 +85,6 @@ GATED = Kernels(
     ops=_ops,
     rules=RULES,
     spell=of_dsl(_ENTRY),
-    compiler=Compiler.CUTEDSL,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=32,
@@ -109,7 +108,6 @@ UNALIGNED = Kernels(
     ops=_ops,
     rules=UNALIGNED_RULES,
     spell=spell_unaligned,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _NVCC_SECONDS,
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=8,
@@ -119,10 +117,7 @@ FAMILY = Family(
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
     kernels=(GATED, UNALIGNED),
-    cases="gemmill.families.gated_mm.cases",
-    serving="gemmill.families.gated_mm.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.gated_mm.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

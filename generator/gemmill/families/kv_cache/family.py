@@ -7,7 +7,6 @@ from gemmill.families.kv_cache.questions import QUESTIONS
 from gemmill.families.kv_cache.spelling import spell
 from gemmill.families.kv_cache.tuning import TUNING
 from gemmill.family import Family, Field, Grammar, Kernels
-from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS = 3.0
@@ -55,7 +54,6 @@ KV_CACHE = Kernels(
     ops=lambda config: tuple(schema.name for schema in SCHEMAS_OF[config.kind]),
     rules=RULES,
     spell=spell,
-    compiler=Compiler.NVCC,
     seconds=_seconds,
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
@@ -65,10 +63,7 @@ FAMILY = Family(
     doc="stores keys and values in 2 to 4 bits an element, and attends over them",
     asks=OPS,
     kernels=(KV_CACHE,),
-    cases="gemmill.families.kv_cache.cases",
-    serving="gemmill.families.kv_cache.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.kv_cache.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

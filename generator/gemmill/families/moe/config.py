@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from gemmill.family import any_of
+from gemmill.family import OfOperands, WithoutSettings, any_of
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.gemm.config import ACCUMULATOR_OF, Design, steps_of
 from gemmill.gemm.config import Operands as GemmOperands
@@ -87,33 +87,13 @@ class Epilogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnpackedConfig:
+class UnpackedConfig(OfOperands, WithoutSettings):
     """A kernel whose weights have the type of A. Its launch has no settings: the grid follows from sizes that the host knows."""
 
     operands: Operands
     epilogue: Epilogue = Epilogue()
     arch: Arch = Arch.SM90A
     format: ClassVar[Format | None] = None
-
-    @property
-    def compiled(self) -> Self:
-        """Itself: it has no run-time settings."""
-        return self
-
-    @property
-    def operand_dtype(self) -> DType:
-        """Dtype of the operand that identifies a call."""
-        return self.operands.dtype
-
-    @property
-    def out_dtype(self) -> DType:
-        """Dtype of the result."""
-        return self.operands.out_dtype
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale."""
-        return self.operands.group_size
 
     @property
     def rows_scaled(self) -> bool:
@@ -178,7 +158,7 @@ class GroupedConfig(UnpackedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedGroupedConfig:
+class PackedGroupedConfig(WithoutSettings):
     """A kernel of packed 4-bit weights, rows in order or gathered: kernels/gemm/packed_grouped_mm.cuh."""
 
     dtype: DType
@@ -207,11 +187,6 @@ class PackedGroupedConfig:
     def operand_dtype(self) -> DType:
         """Dtype of the operand that identifies a call."""
         return self.dtype
-
-    @property
-    def compiled(self) -> "PackedGroupedConfig":
-        """Itself: it has no run-time settings."""
-        return self
 
     @property
     def by_warps(self) -> bool:

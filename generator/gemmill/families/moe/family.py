@@ -19,7 +19,6 @@ from gemmill.families.moe.spelling import spell_packed, spell_unaligned
 from gemmill.families.moe.tuning import TUNING
 from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
 from gemmill.gemm.host import host_facts, shared_bytes, table_words
-from gemmill.vocab import Compiler
 
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 1.5
@@ -90,7 +89,6 @@ GROUPED = Kernels(
     ops=_ops,
     rules=RULES,
     spell=of_dsl(_ENTRY),
-    compiler=Compiler.CUTEDSL,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=32,
@@ -114,7 +112,6 @@ UNALIGNED = Kernels(
     ops=_ops,
     rules=UNALIGNED_RULES,
     spell=spell_unaligned,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _NVCC_SECONDS,
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=8,
@@ -126,7 +123,6 @@ PACKED = Kernels(
     ops=_ops,
     rules=PACKED_RULES,
     spell=spell_packed,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _NVCC_SECONDS,
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=7,
@@ -136,10 +132,7 @@ FAMILY = Family(
     doc="multiplies rows of experts by their weights",
     asks=OPS,
     kernels=(GROUPED, UNALIGNED, PACKED),
-    cases="gemmill.families.moe.cases",
-    serving="gemmill.families.moe.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.moe.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 from typing import Any, ClassVar
 
-from gemmill.family import first_rejection
+from gemmill.family import WithoutSettings, first_rejection
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 
@@ -217,7 +217,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantConfig:
+class QuantConfig(WithoutSettings):
     """One variant. The same binary serves all layouts of scales: row-major, M-major, and M-major padded to 4 rows.
 
     Strides and addresses decide the layout and the alignment of rows at run time. The scaling decides the design: a
@@ -292,11 +292,6 @@ class QuantConfig:
     def operand_dtype(self) -> DType:
         """Dtype of the operand that identifies a call."""
         return self.in_dtype
-
-    @property
-    def compiled(self) -> "QuantConfig":
-        """Itself: launch settings are chosen at run time."""
-        return self
 
     @property
     def is_of_any_group(self) -> bool:

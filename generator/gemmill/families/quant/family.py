@@ -10,7 +10,6 @@ from gemmill.families.quant.ops import ops_of
 from gemmill.families.quant.questions import QUESTIONS
 from gemmill.families.quant.spelling import spell
 from gemmill.family import ALONE, Family, Field, Grammar, Kernels, Order, number_after, words
-from gemmill.vocab import Compiler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS, _SECONDS = 3.0, 1.0
@@ -42,7 +41,6 @@ QUANT = Kernels(
     ops=ops_of,
     rules=RULES,
     spell=spell,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=24,
@@ -61,10 +59,7 @@ FAMILY = Family(
     doc="quantises rows, alone or after an activation or a norm",
     asks=OPS,
     kernels=(QUANT,),
-    cases="gemmill.families.quant.cases",
-    serving="gemmill.families.quant.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.quant.functions",
     selections={"smoke": selections.smoke, "default": selections.default},
     tuning=replace(CLASSES.tuning, order=_order),
 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from gemmill.family import OfOperands
 from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Design, Operands, steps_of
 from gemmill.gemm.traced import Traced
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind, RasterOrder
@@ -23,7 +24,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelConfig:
+class KernelConfig(OfOperands):
     """One kernel variant."""
 
     operands: Operands
@@ -37,16 +38,6 @@ class KernelConfig:
     def operand_dtype(self) -> DType:
         """Dtype of the operand that identifies a call."""
         return self.operands.a_dtype
-
-    @property
-    def out_dtype(self) -> DType:
-        """Dtype of the result."""
-        return self.operands.out_dtype
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale; 0 where scales are per tensor or channel."""
-        return self.operands.group_size
 
     @property
     def gemm_operands(self) -> Operands:

@@ -15,7 +15,7 @@ from gemmill.family import DslBody, Epilogues, Family, HostCode, Kernels, of_dsl
 from gemmill.gemm.facts import Facts
 from gemmill.gemm.host import host_facts, shared_bytes
 from gemmill.gemm.traced import learn, of_text
-from gemmill.vocab import Backend, Compiler, KernelSchedule, TileScheduler
+from gemmill.vocab import Backend, KernelSchedule, TileScheduler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
 # built from CUTLASS's collectives, and each that is plain CUDA.
@@ -53,7 +53,6 @@ CUTLASS = Kernels(
     ops=ops_of,
     rules=RULES,
     spell=cutlass.spell,
-    compiler=Compiler.NVCC,
     seconds=_seconds,
     unit_seconds=_UNIT_SECONDS,
     # Headers and host passes are a third of a lone GEMM's time; eight share them well, and a unit of more would keep one
@@ -66,7 +65,6 @@ CUTEDSL = replace(
     doc="kernels written in CuTe DSL",
     grammar=names.OF_BACKEND[Backend.CUTEDSL],
     spell=of_dsl("gemmill.families.scaled_mm.dsl.export"),
-    compiler=Compiler.CUTEDSL,
     seconds=lambda _: _DSL_SECONDS,
     unit_seconds=_DSL_UNIT_SECONDS,
     unit_size=32,  # whose import takes as long as one or two of them
@@ -103,10 +101,7 @@ FAMILY = Family(
     doc="multiplies matrices of codes, scales and shifts the sums",
     asks=OPS,
     kernels=(CUTLASS, CUTEDSL, OWN, VISITORS),
-    cases="gemmill.families.scaled_mm.cases",
-    serving="gemmill.families.scaled_mm.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.scaled_mm.functions",
     peers="gemmill.families.scaled_mm.peers",
     selections={
         "smoke": selections.smoke,

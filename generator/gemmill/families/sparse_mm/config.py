@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from gemmill.family import OfOperands
 from gemmill.gemm.config import ACCUMULATOR_OF, Design
 from gemmill.vocab import Arch, Backend, DType, EpilogueKind, RasterOrder
 
@@ -23,7 +24,7 @@ class Operands:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseConfig:
+class SparseConfig(OfOperands):
     """One variant. It computes the transpose, since the sparse operand is the tensor core's first: weights are its rows."""
 
     operands: Operands
@@ -42,16 +43,6 @@ class SparseConfig:
     def __post_init__(self) -> None:
         if not self.design.swap_ab:
             raise ValueError(f"swap_ab={self.design.swap_ab}: the sparse operand is the tensor core's first")
-
-    @property
-    def operand_dtype(self) -> DType:
-        """Dtype of the operand that identifies a call."""
-        return self.operands.dtype
-
-    @property
-    def out_dtype(self) -> DType:
-        """Dtype of the result."""
-        return self.operands.out_dtype
 
     @property
     def compiled(self) -> Self:

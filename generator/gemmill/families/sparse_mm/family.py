@@ -8,7 +8,7 @@ from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.spelling import spell
 from gemmill.families.sparse_mm.tuning import TUNING
 from gemmill.family import Family, Field, Grammar, Kernels
-from gemmill.vocab import Compiler, RasterOrder
+from gemmill.vocab import RasterOrder
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-23: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 13.0, 43.0
@@ -44,7 +44,6 @@ SPARSE = Kernels(
     ops=_ops,
     rules=RULES,
     spell=spell,
-    compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
     unit_size=8,
@@ -54,10 +53,7 @@ FAMILY = Family(
     doc="multiplies activations by 2:4 sparse weights",
     asks=OPS,
     kernels=(SPARSE,),
-    cases="gemmill.families.sparse_mm.cases",
-    serving="gemmill.families.sparse_mm.serving",
     questions=QUESTIONS,
-    functions="gemmill.families.sparse_mm.functions",
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,
 )

@@ -14,31 +14,27 @@ from gemmill.families.blockscaled.pairs import (
     Pair,
 )
 from gemmill.formats.layout import BLOCK_COLUMNS, ROW_BYTES, SIDE, STAGE_COLUMNS, swizzled_shape
-from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.numerics.cases import Question, gemm_sizes, on_meta
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.vocab import DType, Format
 
 
 def asked(op: str, question: Question) -> list[Any]:
     """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
-    q = question
-    m, n, k = q["m"], q["n"], q["k"]
-    if n is None or k is None or q["hidden"] is not None:
-        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q)
+    q, (m, n, k) = question, gemm_sizes(op, question)
     if q["format"] is not None and op != FP4_WEIGHT_MM.name:
         raise ValueError(f"{op} with --format: its formats are those of its name")
     if q["bias"] and "bias" not in BY_NAME[op].arguments:
         raise ValueError(f"{op} with --bias: it takes none")
     out_dtype = DType(q["out"] or DType.BF16)
-    given = {"alpha": _empty(DType.F32, 1), "bias": _empty(out_dtype, n) if q["bias"] else None}
+    given = {"alpha": on_meta(DType.F32, 1), "bias": on_meta(out_dtype, n) if q["bias"] else None}
     if op == FP4_WEIGHT_MM.name:
-        given |= _weights(q, n, k) | {"a": _empty(out_dtype, m, k)}
+        given |= _weights(q, n, k) | {"a": on_meta(out_dtype, m, k)}
     elif PAIR_BY_OP[op] in FOLDED_PAIRS:
-        given |= _folded(PAIR_BY_OP[op], m, n, k) | {"a": _empty(DType.E4M3, m, k)}
+        given |= _folded(PAIR_BY_OP[op], m, n, k) | {"a": on_meta(DType.E4M3, m, k)}
     else:
         given |= _pair(PAIR_BY_OP[op], m, n, k)
-    return arguments_of(op, ROLES_OF[op], given, _empty(out_dtype, m, n))
+    return arguments_of(op, ROLES_OF[op], given, on_meta(out_dtype, m, n))
 
 
 def _weights(q: Question, n: int, k: int) -> dict[str, Any]:
@@ -50,19 +46,19 @@ def _weights(q: Question, n: int, k: int) -> dict[str, Any]:
     told = {"format": str(format), "prepacked": q["prepacked"]}
     code_bytes, groups = k * format.code.bits // 8, k // format.group
     if not q["prepacked"]:
-        return told | {"b": _empty(DType.U8, n, code_bytes), "b_sf": _empty(DType.U8, n, groups)}
-    b = _empty(DType.U8, n, -(-(code_bytes + groups) // ROW_BYTES) * ROW_BYTES)
+        return told | {"b": on_meta(DType.U8, n, code_bytes), "b_sf": on_meta(DType.U8, n, groups)}
+    b = on_meta(DType.U8, n, -(-(code_bytes + groups) // ROW_BYTES) * ROW_BYTES)
     if pair in FP4_PAIRS and q["out"] in (None, "bf16"):
         block_bytes = SIDE * SIDE // 2 + SIDE * SIDE // format.group
-        b = _empty(DType.U8, -(-n // SIDE), -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE, block_bytes)
-    return told | {"b": b, "b_sf": _empty(DType.F32, n)}
+        b = on_meta(DType.U8, -(-n // SIDE), -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // SIDE, block_bytes)
+    return told | {"b": b, "b_sf": on_meta(DType.F32, n)}
 
 
 def _folded(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:
     blocks = -(-k // STAGE_COLUMNS) * STAGE_COLUMNS // BLOCK_COLUMNS
     block_bytes = SIDE * BLOCK_COLUMNS // 2 + SIDE * BLOCK_COLUMNS // pair.b_format.group
-    b = _empty(DType.U8, -(-n // SIDE), blocks, block_bytes)
-    return {"b": b, "b_sf": _empty(DType.F32, n), "a_sf": _empty(DType.F32, m, 1)}
+    b = on_meta(DType.U8, -(-n // SIDE), blocks, block_bytes)
+    return {"b": b, "b_sf": on_meta(DType.F32, n), "a_sf": on_meta(DType.F32, m, 1)}
 
 
 def _pair(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:
@@ -73,8 +69,4 @@ def _pair(pair: Pair, m: int, n: int, k: int) -> dict[str, Any]:
 
 def _codes(format: Format, rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     columns = k * format.code.bits // 8
-    return _empty(DType.U8, rows, columns), _empty(DType.U8, *swizzled_shape(rows, k // format.group))
-
-
-def _empty(dtype: DType, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")
+    return on_meta(DType.U8, rows, columns), on_meta(DType.U8, *swizzled_shape(rows, k // format.group))

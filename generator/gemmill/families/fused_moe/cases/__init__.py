@@ -6,11 +6,5 @@ from gemmill.families.fused_moe.cases.drawn import ExpertsJudge, drawn, is_lacki
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
-    of_config=of_config,
-    sized=sized,
-    once=once,
-    asked=asked,
-    drawn=drawn,
-    judge=ExpertsJudge,
-    is_lacking=is_lacking,
+    of_config=of_config, sized=sized, once=once, asked=asked, drawn=drawn, judge=ExpertsJudge, is_lacking=is_lacking
 )

@@ -3,13 +3,11 @@
 import math
 from typing import Any
 
-import torch
-
 from gemmill.families.fused_moe.config import CODED, GROUPS
 from gemmill.families.fused_moe.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS
 from gemmill.family import any_of
-from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.numerics.cases import Question, gemm_sizes, on_meta
 from gemmill.vocab import DType
 
 _EXPERTS, _TOPK = 8, 2
@@ -17,11 +15,8 @@ _EXPERTS, _TOPK = 8, 2
 
 def asked(op: str, question: Question) -> list[Any]:
     """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
-    q = question
-    m, n, k, experts, topk = q["m"], q["n"], q["k"], q["experts"] or _EXPERTS, q["topk"] or _TOPK
-    if n is None or k is None or q["hidden"] is not None:
-        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q)
+    q, (m, n, k) = question, gemm_sizes(op, question)
+    experts, topk = q["experts"] or _EXPERTS, q["topk"] or _TOPK
     if op == FUSED_FP4_EXPERTS.name:
         return _of_packed(op, q, m, n, k, experts, topk)
     if q["format"] is not None:
@@ -37,13 +32,13 @@ def asked(op: str, question: Question) -> list[Any]:
         blocks = [-(-size // q["group"]) for size in (n, k, inner)]
         shapes = [(experts, blocks[0], blocks[1]), (experts, blocks[1], blocks[2])]
     return [
-        _empty(out, m, k),
-        _empty(out, m, k),
-        _empty(dtype, experts, n, k),
-        _empty(dtype, experts, k, inner),
-        *(_empty(DType.F32, *shape) if dtype is CODED else None for shape in shapes),
-        _empty(DType.S32, m, topk),
-        _empty(DType.F32, m, topk),
+        on_meta(out, m, k),
+        on_meta(out, m, k),
+        on_meta(dtype, experts, n, k),
+        on_meta(dtype, experts, k, inner),
+        *(on_meta(DType.F32, *shape) if dtype is CODED else None for shape in shapes),
+        on_meta(DType.S32, m, topk),
+        on_meta(DType.F32, m, topk),
         "silu",
         1.0,
         math.inf,
@@ -64,13 +59,13 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk:
         raise ValueError(f"{op} with --format {name}: expected {', '.join(PACKING_NAMES[:-1])} or {PACKING_NAMES[-1]}")
     packing = PACKINGS[PACKING_NAMES.index(name)]
     return [
-        _empty(DType.BF16, m, k),
-        _empty(DType.BF16, m, k),
-        *(_empty(DType.U8, *packing.blocks_shape(experts, *shape)) for shape in ((n, k), (k, n // 2))),
-        _empty(DType.F32, experts, n),
-        _empty(DType.F32, experts, k),
-        _empty(DType.S32, m, topk),
-        _empty(DType.F32, m, topk),
+        on_meta(DType.BF16, m, k),
+        on_meta(DType.BF16, m, k),
+        *(on_meta(DType.U8, *packing.blocks_shape(experts, *shape)) for shape in ((n, k), (k, n // 2))),
+        on_meta(DType.F32, experts, n),
+        on_meta(DType.F32, experts, k),
+        on_meta(DType.S32, m, topk),
+        on_meta(DType.F32, m, topk),
         "silu",
         1.0,
         math.inf,
@@ -81,7 +76,3 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int, topk:
         False,
         *(None,) * 4,
     ]
-
-
-def _empty(dtype: DType, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")

@@ -3,11 +3,9 @@
 import math
 from typing import Any
 
-import torch
-
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
-from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.numerics.cases import Question, gemm_sizes, on_meta
 from gemmill.vocab import DType
 
 _EXPERTS = 8
@@ -15,11 +13,7 @@ _EXPERTS = 8
 
 def asked(op: str, question: Question) -> list[Any]:
     """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
-    q = question
-    m, n, k = q["m"], q["n"], q["k"]
-    if n is None or k is None or q["hidden"] is not None:
-        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q)
+    q, (m, n, k) = question, gemm_sizes(op, question)
     if q["experts"] is not None and op not in EXPERT_NAMES:
         raise ValueError(
             f"{op} with --experts: its rows have one layer's weights, {GROUPED_MM_ACT_QUANT.name} has experts'"
@@ -44,15 +38,15 @@ def asked(op: str, question: Question) -> list[Any]:
         kinds = dtype, out, group, in_groups, bool(q["indexed"])
         return _of_experts(op, (m, n, k, experts), kinds, (activation, *numbers))
     return [
-        _empty(out, m, hidden),
-        _empty(DType.F32, m, hidden // size) if group else None,
-        _empty(dtype, m, k),
-        _empty(dtype, n, k).t(),
-        _empty(DType.F32, m, k_groups) if in_groups else _empty(DType.F32, m, 1),
-        _empty(DType.F32, k_groups, 2 * -(-hidden // size)) if in_groups else _empty(DType.F32, n),
+        on_meta(out, m, hidden),
+        on_meta(DType.F32, m, hidden // size) if group else None,
+        on_meta(dtype, m, k),
+        on_meta(dtype, n, k).t(),
+        on_meta(DType.F32, m, k_groups) if in_groups else on_meta(DType.F32, m, 1),
+        on_meta(DType.F32, k_groups, 2 * -(-hidden // size)) if in_groups else on_meta(DType.F32, n),
         activation,
         *numbers,
-        _empty(DType.F32, 1) if out is DType.E4M3 and not group else None,
+        on_meta(DType.F32, 1) if out is DType.E4M3 and not group else None,
     ]
 
 
@@ -65,19 +59,15 @@ def _of_experts(
     is_masked, hidden, k_groups = op != GROUPED_MM_ACT_QUANT.name, n // 2, -(-k // size)
     rows = (experts, -(-m // experts)) if is_masked else (m,)
     return [
-        _empty(out, *rows, hidden),
-        _empty(DType.F32, *rows, hidden // size) if group else None,
-        _empty(dtype, *rows, k),
-        _empty(dtype, experts, n, k),
-        _empty(DType.F32, *rows, k_groups) if in_groups else _empty(DType.F32, *rows, 1),
-        _empty(DType.F32, experts, 2 * -(-hidden // size), k_groups) if in_groups else _empty(DType.F32, experts, n),
-        _empty(DType.S32, experts if is_masked else experts + 1),
+        on_meta(out, *rows, hidden),
+        on_meta(DType.F32, *rows, hidden // size) if group else None,
+        on_meta(dtype, *rows, k),
+        on_meta(dtype, experts, n, k),
+        on_meta(DType.F32, *rows, k_groups) if in_groups else on_meta(DType.F32, *rows, 1),
+        on_meta(DType.F32, experts, 2 * -(-hidden // size), k_groups) if in_groups else on_meta(DType.F32, experts, n),
+        on_meta(DType.S32, experts if is_masked else experts + 1),
         *numbers,
-        _empty(DType.F32, 1) if out is DType.E4M3 and not group else None,
+        on_meta(DType.F32, 1) if out is DType.E4M3 and not group else None,
         None,
-        0 if is_masked else _empty(DType.S32, m) if indexed else None,
+        0 if is_masked else on_meta(DType.S32, m) if indexed else None,
     ]
-
-
-def _empty(dtype: DType, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import torch
-
 from gemmill.families.moe.config import FP4_FORMATS, SCALE_GROUPS
 from gemmill.families.moe.ops import GROUPED_MM
 from gemmill.families.moe.packed_ops import FP4_NAMES, GROUPED_FP4_MM
 from gemmill.family import any_of
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
-from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.numerics.cases import Question, gemm_sizes, on_meta
 from gemmill.vocab import DType, ScaleGranularity
 
 _EXPERTS = 8
@@ -17,11 +15,8 @@ _EXPERTS = 8
 
 def asked(op: str, question: Question) -> list[Any]:
     """The op's arguments on torch's meta device. Raises ValueError for a question that the op does not accept."""
-    q = question
-    m, n, k, experts = q["m"], q["n"], q["k"], q["experts"] or _EXPERTS
-    if n is None or k is None or q["hidden"] is not None:
-        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q)
+    q, (m, n, k) = question, gemm_sizes(op, question)
+    experts = q["experts"] or _EXPERTS
     if op in FP4_NAMES:
         return _of_packed(op, q, m, n, k, experts)
     if q["format"] is not None:
@@ -45,16 +40,16 @@ def asked(op: str, question: Question) -> list[Any]:
     if kind is not None:
         a_scales, b_scales = (*rows, kind.a_shape(m, k)[1]), (experts, *kind.b_shape(n, k)[::-1])
     return [
-        _empty(result, *rows, n),
-        _empty(dtype, *rows, k),
-        _empty(dtype, experts, n, k),
-        None if is_plain else _empty(DType.F32, *a_scales),
-        None if is_plain else _empty(DType.F32, *b_scales),
-        _empty(DType.S32, experts if is_masked else experts + 1),
+        on_meta(result, *rows, n),
+        on_meta(dtype, *rows, k),
+        on_meta(dtype, experts, n, k),
+        None if is_plain else on_meta(DType.F32, *a_scales),
+        None if is_plain else on_meta(DType.F32, *b_scales),
+        on_meta(DType.S32, experts if is_masked else experts + 1),
         None,
-        0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,
+        0 if is_masked else on_meta(DType.S32, m) if q["indexed"] else None,
         None,
-        _empty(result, experts, n) if q["bias"] else None,
+        on_meta(result, experts, n) if q["bias"] else None,
     ]
 
 
@@ -73,19 +68,15 @@ def _of_packed(op: str, q: Question, m: int, n: int, k: int, experts: int) -> li
     columns = BLOCK_COLUMNS if dtype is DType.E4M3 else SIDE
     of_block = SIDE * columns // 2 + SIDE * columns // format.group
     return [
-        _empty(DType(q["out"] or DType.BF16), *rows, n),
-        _empty(dtype, *rows, k),
-        _empty(DType.U8, experts, -(-n // SIDE), -(-k // STAGE_COLUMNS) * (STAGE_COLUMNS // columns), of_block),
-        _empty(DType.F32, *rows, 1) if dtype is DType.E4M3 else None,
-        _empty(DType.F32, experts, n),
+        on_meta(DType(q["out"] or DType.BF16), *rows, n),
+        on_meta(dtype, *rows, k),
+        on_meta(DType.U8, experts, -(-n // SIDE), -(-k // STAGE_COLUMNS) * (STAGE_COLUMNS // columns), of_block),
+        on_meta(DType.F32, *rows, 1) if dtype is DType.E4M3 else None,
+        on_meta(DType.F32, experts, n),
         None,
-        _empty(DType.BF16, experts, n) if q["bias"] else None,
-        _empty(DType.S32, experts if is_masked else experts + 1),
+        on_meta(DType.BF16, experts, n) if q["bias"] else None,
+        on_meta(DType.S32, experts if is_masked else experts + 1),
         None,
-        0 if is_masked else _empty(DType.S32, m) if q["indexed"] else None,
+        0 if is_masked else on_meta(DType.S32, m) if q["indexed"] else None,
         str(format),
     ]
-
-
-def _empty(dtype: DType, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device="meta")

@@ -8,17 +8,14 @@ from gemmill.families.scaled_mm.accepts import SCALED_MM, SCALED_MM_AZP
 from gemmill.families.scaled_mm.cases import own
 from gemmill.families.scaled_mm.own import operands_of
 from gemmill.family import any_of
-from gemmill.numerics.cases import Question, refuse_unused
+from gemmill.numerics.cases import Question, gemm_sizes
 from gemmill.vocab import GROUP_SIZES, SCALE_GROUPS, DType, ScaleGranularity
 
 
 def asked(op: str, question: Question) -> list[Any]:
     """The op's arguments on torch's meta device. Raises ValueError where op and options contradict each other."""
-    q = question
-    m, n, k, azp = q["m"], q["n"], q["k"], q["azp"]
-    if n is None or k is None or q["hidden"] is not None:
-        raise ValueError(f"{op} wants -m, -n and -k, and no --hidden")
-    refuse_unused(op, q)
+    q, (m, n, k) = question, gemm_sizes(op, question)
+    azp = q["azp"]
     traced = own.epilogue_of(op)
     if traced is None and op.endswith(SCALED_MM_AZP) == (azp is None):
         raise ValueError(

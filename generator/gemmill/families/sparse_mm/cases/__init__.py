@@ -6,11 +6,5 @@ from gemmill.families.sparse_mm.cases.drawn import SparseJudge, drawn, is_lackin
 from gemmill.numerics.cases import Cases
 
 CASES = Cases(
-    of_config=of_config,
-    sized=sized,
-    once=once,
-    asked=asked,
-    drawn=drawn,
-    judge=SparseJudge,
-    is_lacking=is_lacking,
+    of_config=of_config, sized=sized, once=once, asked=asked, drawn=drawn, judge=SparseJudge, is_lacking=is_lacking
 )
