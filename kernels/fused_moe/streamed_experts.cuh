@@ -412,7 +412,7 @@ struct StreamedMm {
         uint32_t halves[kOwnBoxes];
 #pragma unroll
         for (int box = 0; box < kOwnBoxes; ++box) {
-          float value = total[box][column / 2 * 4 + 2 * i + column % 2];
+          float value = rounded(total[box][column / 2 * 4 + 2 * i + column % 2]);
           if (x.w13_bias != nullptr) value = __fadd_rn(value, biases[box][i]);
           if (x.weight_on_input) value = __fmul_rn(value, epilogue.router[column]);
           halves[box] = bits_of(of_float<Half>(value));
@@ -484,6 +484,9 @@ struct StreamedMm {
     }
   }
 
+  // A product as grouped GEMMs leave it, so that few tokens by these kernels and many by those have the same bits.
+  __device__ static float rounded(float product) { return to_float(of_float<Half>(product)); }
+
   // Rows of W2 times a tile's rows, in the order of the sum.
   __device__ static void store_parts(Params const& p, Sums const& total, Epilogue const& epilogue, int expert, int block, int group) {
     auto const& x = p.x;
@@ -498,7 +501,7 @@ struct StreamedMm {
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
           if (column / 2 * 8 + t * 2 + column % 2 >= epilogue.count) continue;
-          float value = total[box][column / 2 * 4 + 2 * i + column % 2];
+          float value = rounded(total[box][column / 2 * 4 + 2 * i + column % 2]);
           if (x.w2_bias != nullptr) value = __fadd_rn(value, bias);
           p.ws.parts[epilogue.pairs[column] * int64_t(x.hidden) + n] = __fmul_rn(value, epilogue.router[column]);
         }

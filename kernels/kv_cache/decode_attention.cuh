@@ -2,8 +2,8 @@
 //
 // A block takes one KV head of one sequence, a tile of 8 or 16 rows and a slice of the tokens. The rows are query rows times
 // the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens; of 512
-// elements sixteen, of which four share 16 tokens (shares.cuh). Each
-// group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
+// elements sixteen, of which four share 16 tokens (shares.cuh). Where slices are fixed, each group takes a run of them for itself, so a
+// slice's end stops nobody else. Each group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
 // of memory, half a page of 128 tokens is four. One producer for all would be too slow. A stage is:
 //
 //   scores    S^T[16 x rows] = K Q^T    Q stays in registers as f16, rotated; keys are centroids
@@ -15,7 +15,8 @@
 // values in turn, so that one byte permutation of codes and the lane's base makes the whole address. The order of summed elements is free
 // where both operands agree, so codes are read as they lie and never moved to where an instruction wants them.
 //
-// Slices write sums in the rotated basis; combine_slices adds them in their order, rotates back and rounds.
+// Slices write sums in the rotated basis; combine_slices, or where many are fixed combine_many_slices, adds them in their order, rotates
+// back and rounds.
 //
 // Nothing beyond a length counts: a replacement takes the place of a masked token's score and weight, so whatever lies in its page, NaN
 // included, does not show. A NaN norm of a visible token does. Pages that the cache has not are not read. Blocks make barriers and the
@@ -27,6 +28,8 @@
 #include "kv_cache/decode_tiles.cuh"
 
 namespace gemmill::kv_cache {
+
+constexpr int kManySlices = 32;  // that are fixed, from which on eight warps add those of a row
 
 // The tile's queries in the rotated basis as f16, [rows][d]: a warp takes a row at a time.
 template <class Element, class Shape>
@@ -88,9 +91,10 @@ struct Pieces {
 };
 
 // Brings a group's stages, one after the other.
-template <class Shape>
-__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, int stages, Place const& at, Run const& run, uint8_t* shared,
-                                        uint64_t* full, uint64_t* empty) {
+template <class Shape, bool kByGroup>
+__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, Run const& run, uint8_t* shared, uint64_t* full,
+                                        uint64_t* empty) {
+  constexpr int kStages = kByGroup ? Shape::kRunStages : Shape::kStages, kStep = kByGroup ? 1 : Shape::kGroups;
   int const lane = threadIdx.x % 32, group = threadIdx.x / 32 - Shape::kConsumerWarps;
   int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
   int const end_page = (at.length + page_size - 1) / page_size;
@@ -100,14 +104,13 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, i
   auto const exists = [&](int stage) {
     return stage < run.end_stage && lane < pieces.count && pieces.page_of(stage, lane) < end_page;
   };
-  int next = run.first_stage + group, slice_end = run.first_stage + run.of_slice;
-  int known = exists(next) ? pages[pieces.page_of(next, lane)] : 0;
+  int const first = run.first_stage + (kByGroup ? 0 : group);
+  int known = exists(first) ? pages[pieces.page_of(first, lane)] : 0;
   int slot = group, phase = 1;
-  while (next < run.end_stage) {
+  for (int stage = first; stage < run.end_stage; stage += kStep) {
     int64_t const page = min(max(known, 0), last_page);
-    int const stage = next;
     bool const copies = exists(stage);
-    run.next(next, slice_end, group, Shape::kGroups);
+    int const next = stage + kStep;
     known = exists(next) ? pages[pieces.page_of(next, lane)] : 0;
     wait(&empty[slot], phase);
     if (lane == 0) {
@@ -119,15 +122,16 @@ __device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, i
       uint8_t const* const from = head + page * args.page_stride + (stage % 2) * pieces.from_odd;
       bulk_copy(Shape::stage(shared, slot) + pieces.to, from, pieces.bytes, &full[slot]);
     }
-    if ((slot += Shape::kGroups) >= stages) slot -= stages, phase ^= 1;
+    if ((slot += Shape::kGroups) >= kStages) slot -= kStages, phase ^= 1;
   }
 }
 
 // A warp's sums of up to `kCount` rows from `first` on to shared memory, [warps][kCount][kSumStride], and all rows' states, [warps][rows].
+// `warp` is its number among those that share a slice.
 template <class Shape, int kCount>
-__device__ __forceinline__ void leave_sums(Running<Shape> const& running, int first, int end, float* sums, float2* states) {
+__device__ __forceinline__ void leave_sums(Running<Shape> const& running, int warp, int first, int end, float* sums, float2* states) {
   constexpr int kOwn = Shape::kShareDim / 8;
-  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
     int const r = i / 2, row = i % 2, at = 8 * r + 2 * t + row;
@@ -147,68 +151,53 @@ __device__ __forceinline__ void leave_sums(Running<Shape> const& running, int fi
   }
 }
 
-// The warps' sums of those rows to one, in the warps' order, and to memory. Products and sums are fused by name: every copy of this code
-// gives the same bits.
-template <class Shape, int kCount>
-__device__ __forceinline__ void join_sums(Partial<Shape::kValueDim> const& partial, int64_t to, int first, int end, float const* sums,
-                                          float2 const* states) {
-  constexpr int kValueDim = Shape::kValueDim, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
-  for (int i = threadIdx.x; i < (end - first) * kValueDim; i += 32 * Shape::kConsumerWarps) {
-    int const row = i / kValueDim, which = i % kValueDim / kShareDim, element = i % kShareDim;
-    float largest = kNothing, sum = 0.0f, out = 0.0f;
+// The sums of `kWarps` warps of those rows to one, in the warps' order, and to memory, four elements a thread. `thread` is its number among
+// theirs. Products and sums are fused by name: every copy of this code gives the same bits.
+template <class Shape, int kWarps, int kCount>
+__device__ __forceinline__ void join_sums(Partial<Shape::kValueDim> const& partial, int thread, int64_t to, int first, int end,
+                                          float const* sums, float2 const* states) {
+  constexpr int kQuarters = Shape::kValueDim / 4, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
+  for (int i = thread; i < (end - first) * kQuarters; i += 32 * kWarps) {
+    int const row = i / kQuarters, quarter = i % kQuarters, which = 4 * quarter / kShareDim;
+    float2 const* const of_row = states + first + row;
+    float const* const own = sums + (which * kCount + row) * Shape::kSumStride + 4 * quarter % kShareDim;
+    float largest = kNothing, sum = 0.0f;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) largest = fmaxf(largest, states[w * kRows + first + row].x);
+    for (int w = 0; w < kWarps; w += kShares) largest = fmaxf(largest, of_row[w * kRows].x);
 #pragma unroll
-    for (int w = 0; w < Shape::kConsumerWarps; w += kShares) {
-      float2 const state = states[(w + which) * kRows + first + row];
+    for (int w = 0; w < kWarps; w += kShares) {
+      float2 const state = of_row[(w + which) * kRows];
+      float4 const part = *reinterpret_cast<float4 const*>(own + w * kCount * Shape::kSumStride);
       float const share = power_of_two(state.x - largest);
       sum = __fmaf_rn(share, state.y, sum);
-      out = __fmaf_rn(share, sums[((w + which) * kCount + row) * Shape::kSumStride + element], out);
+      out.x = __fmaf_rn(share, part.x, out.x), out.y = __fmaf_rn(share, part.y, out.y);
+      out.z = __fmaf_rn(share, part.z, out.z), out.w = __fmaf_rn(share, part.w, out.w);
     }
-    partial.out[(to + first) * kValueDim + i] = out;
-    if (i % kValueDim == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
+    reinterpret_cast<float4*>(partial.out + (to + first) * Shape::kValueDim)[i] = out;
+    if (quarter == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
   }
 }
 
-// Makes sums of slices one after the other while warps go on. A round has `kRoundRows` rows: a warp leaves its sums of them where all have
-// joined the round before, and joins its part of them where all have left theirs.
+// The running sums of a group as those of a slice that it alone took, in rounds of `kRoundRows` rows. Other groups go on.
 template <class Shape>
-struct Rounds {
-  float2* states;
-  float* sums;
-  uint64_t *joined, *left;
-  int phase = 0;
-  bool is_open = false;  // whether the last round of a slice is still to be joined
+__device__ __forceinline__ void store_slice_of_group(Partial<Shape::kValueDim> const& partial, Running<Shape> const& running, int slice,
+                                                     uint8_t* shared) {
+  constexpr int kThreads = 32 * Shape::kGroupWarps;
+  int const group = threadIdx.x / kThreads, thread = threadIdx.x % kThreads;
+  float2* const states = reinterpret_cast<float2*>(shared + Shape::kEnd) + group * Shape::kGroupWarps * Shape::kRows;
+  float* const sums = reinterpret_cast<float*>(shared + Shape::kSums) + group * Shape::kGroupWarps * Shape::kRoundRows * Shape::kSumStride;
+  TileSums const tile = *reinterpret_cast<TileSums const*>(shared + Shape::kTileSums);
+  for (int first = 0; first < tile.rows; first += Shape::kRoundRows) {
+    int const end = min(first + Shape::kRoundRows, tile.rows);
+    sync_threads(kGroupBarrier + group, kThreads);
+    leave_sums<Shape, Shape::kRoundRows>(running, thread / 32, first, end, sums, states);
+    sync_threads(kGroupBarrier + group, kThreads);
+    join_sums<Shape, Shape::kGroupWarps, Shape::kRoundRows>(partial, thread, (tile.first + slice) * Shape::kRows, first, end, sums, states);
+  }
+}
 
-  __device__ __forceinline__ explicit Rounds(uint8_t* shared)
-      : states(reinterpret_cast<float2*>(shared + Shape::kEnd)), sums(reinterpret_cast<float*>(shared + Shape::kSums)),
-        joined(reinterpret_cast<uint64_t*>(shared + Shape::kSumBarriers)), left(joined + 1) {}
-
-  __device__ __forceinline__ void initialise_barriers() const {
-    initialise(joined, Shape::kConsumerWarps), initialise(left, Shape::kConsumerWarps);
-  }
-  static __device__ __forceinline__ void tell(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(barrier);
-  }
-  // Leaves a slice's running sums, and joins all rounds but the last.
-  __device__ __forceinline__ void leave(Partial<Shape::kValueDim> const& partial, Running<Shape> const& running, int64_t slice, int rows) {
-    for (int first = 0;; first += Shape::kRoundRows) {
-      wait(joined, phase ^ 1);
-      leave_sums<Shape, Shape::kRoundRows>(running, first, min(first + Shape::kRoundRows, rows), sums, states);
-      tell(left), is_open = true;
-      if (first + Shape::kRoundRows >= rows) return;
-      join(partial, slice, first, rows);
-    }
-  }
-  __device__ __forceinline__ void join(Partial<Shape::kValueDim> const& partial, int64_t slice, int first, int rows) {
-    wait(left, phase);
-    join_sums<Shape, Shape::kRoundRows>(partial, slice * Shape::kRows, first, min(first + Shape::kRoundRows, rows), sums, states);
-    tell(joined), phase ^= 1, is_open = false;
-  }
-};
-
-template <class Shape>
+template <class Shape, bool kByGroup>
 __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kValueDim> const& params, Running<Shape>& running,
                                         Place const& at, Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -233,20 +222,12 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
   int const value_codes = piece + Shape::field(2, tokens) + within * Shape::kValueBytes + shares.share * (Shape::kValueBytes / Shape::kShares);
   int const value_norms = piece + Shape::field(3, tokens) + within * 2;
 
-  static_assert(Shape::kStages % Shape::kGroups == 0 && Shape::kRunStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
-  int const group = warp / Shape::kGroupWarps;
-  Rounds<Shape> rounds(shared);
-  int slot = group, phase = 0, slice_begin = run.first_stage;
-  for (int slice = run.first_slice;; ++slice, slice_begin += run.of_slice) {
-    int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
-    for (int stage = slice_begin + group;; stage += Shape::kGroups) {
-      // The slice before is joined behind the first stage, when all warps are likely to have left it.
-      bool const ends = stage >= slice_end;
-      if (rounds.is_open && (ends || stage >= slice_begin + Shape::kGroups)) {
-        TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
-        rounds.join(params.partial, of_tile.first + slice - 1, (of_tile.rows - 1) / Shape::kRoundRows * Shape::kRoundRows, of_tile.rows);
-      }
-      if (ends) break;
+  constexpr int kStages = kByGroup ? Shape::kRunStages : Shape::kStages, kStep = kByGroup ? 1 : Shape::kGroups;
+  static_assert(kStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
+  int slot = warp / Shape::kGroupWarps, phase = 0, slice = run.first_slice;
+  for (int stage = run.first_stage + (kByGroup ? 0 : slot);; ++slice) {
+    int const end = kByGroup ? min(stage + run.of_slice, run.end_stage) : run.end_stage;
+    for (; stage < end; stage += kStep) {
       uint8_t const* const bytes = Shape::stage(shared, slot);
       int const token = stage * kStageTokens + place;
       wait(&full[slot], phase);
@@ -272,11 +253,11 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
       }
       __syncwarp();
       if (lane == 0) arrive(&empty[slot]);
-      if ((slot += Shape::kGroups) >= params.stages) slot -= params.stages, phase ^= 1;
+      if ((slot += Shape::kGroups) >= kStages) slot -= kStages, phase ^= 1;
     }
-    if (slice + 1 >= run.end_slice) break;
-    TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
-    rounds.leave(params.partial, running, of_tile.first + slice, of_tile.rows);
+    if constexpr (!kByGroup) return;
+    store_slice_of_group(params.partial, running, slice, shared);
+    if (stage >= run.end_stage) return;
     running = Running<Shape>();
   }
 }
@@ -290,8 +271,9 @@ __device__ __forceinline__ void leave_empty_slices(Params const& params, Place c
   }
 }
 
-// Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first.
-template <class Variant, class Element, class Shape>
+// Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first. A block has one slice, or with `kByGroup` each of
+// its groups a run of them.
+template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim, Shape::kValueDim> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -300,35 +282,41 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
-    Rounds<Shape>(shared).initialise_barriers();
+    if constexpr (kByGroup) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, blockIdx.x, Shape::kRows);
     publish_barriers();
   }
   __syncthreads();
-  bool const produces = threadIdx.x / 32 >= Shape::kConsumerWarps;
+  int const warp = threadIdx.x / 32;
+  bool const produces = warp >= Shape::kConsumerWarps;
   if (!produces) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
   Place const at(params, Shape::kRows);
   Running<Shape> running;
-  Run const run = at.run(params);
+  int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
+  Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run<1>(params, 0);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x / 32 < Shape::kConsumerWarps + Shape::kGroups) produce<Shape>(params.args, params.stages, at, run, shared, full, empty);
+    if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
-  leave_empty_slices(params, at, run, Shape::kRows);
-  if (run.first_slice == run.end_slice) return;
+  if constexpr (kByGroup) leave_empty_slices(params, at, run, Shape::kRows);
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  consume<Shape>(params, running, at, run, shared, full, empty);
-  float2* const states = reinterpret_cast<float2*>(shared);
-  float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
-  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
-  TileSums const of_tile(params, fresh(blockIdx.x), Shape::kRows);
-  leave_sums<Shape, Shape::kRows>(running, 0, of_tile.rows, sums, states);
-  sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  join_sums<Shape, Shape::kRows>(params.partial, (of_tile.first + at.run(params).end_slice - 1) * Shape::kRows, 0, of_tile.rows, sums, states);
+  if constexpr (kByGroup) {
+    if (run.first_slice < run.end_slice) consume<Shape, true>(params, running, at, run, shared, full, empty);
+  } else {
+    consume<Shape, false>(params, running, at, run, shared, full, empty);
+    float2* const states = reinterpret_cast<float2*>(shared);
+    float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
+    sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
+    TileSums const tile(params, fresh(blockIdx.x), Shape::kRows);
+    leave_sums<Shape, Shape::kRows>(running, warp, 0, tile.rows, sums, states);
+    sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
+    int64_t const to = static_cast<int64_t>(fresh(blockIdx.x)) * Shape::kRows;
+    join_sums<Shape, Shape::kConsumerWarps, Shape::kRows>(params.partial, threadIdx.x, to, 0, tile.rows, sums, states);
+  }
 }
 
 // Host code: launches.
@@ -339,13 +327,13 @@ struct DecodePlan {
   int64_t all_tiles;
   Deal deal;
 
-  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows) {
+  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows, int groups = 1) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
     tiles = (args.rows * group + tile_rows - 1) / tile_rows;
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
+    deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices, groups);
   }
 };
 
@@ -366,20 +354,23 @@ int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch c
 template <class Variant, class Element, class Shape>
 int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim, kValueDim = Shape::kValueDim, kSharedBytes = Shape::kSharedBytes;
-  DecodePlan const plan(args, how, Shape::kRows);
+  DecodePlan const plan(args, how, Shape::kRows, Shape::kGroups);
   if (plan.all_tiles == 0) return 0;
   auto const partial = Partial<kValueDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
   int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
-  int const stages = blocks < slices ? Shape::kRunStages : Shape::kStages;
-  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, stages, group, args.scale * kLog2E, 0.0f};
+  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
-  constexpr auto attend = attend_slice<Variant, Element, Shape>;
-  if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(plan.all_tiles * plan.deal.blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
-  if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
+  auto const launch = [&]<bool kByGroup>() -> int32_t {
+    constexpr auto attend = attend_slice<Variant, Element, Shape, kByGroup>;
+    if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
+    return launch_kernel<attend>(attends, how, to_attend);
+  };
+  int32_t const error = args.slices > 1 ? launch.template operator()<true>() : launch.template operator()<false>();
+  if (error != 0) return error;
   Signs<kValueDim> value_signs;
   std::copy_n(signs.words, kValueDim / 32, value_signs.words);
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
@@ -387,6 +378,10 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
+  if (args.slices >= kManySlices) {
+    LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kValueDim + 2) * 4};
+    return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
+  }
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
   return launch_kernel<combine_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
 }

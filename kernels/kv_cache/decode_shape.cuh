@@ -18,7 +18,7 @@ constexpr int kStageTokens = kStageTiles * kWarpTokens;
 constexpr int kTableBytes = 64 * 1024;  // [bytes of codes][keys, values][lanes] of f16 pairs
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostStages = 16;
-constexpr int kConsumerBarrier = 1;
+constexpr int kConsumerBarrier = 1, kGroupBarrier = 12;  // and one for each group
 constexpr int kFields = 4;  // of a head's page: codes and norms of keys, then of values
 
 // Rows of a round: the largest power of two for which there is room, as a lane has rows in pairs.
@@ -60,11 +60,11 @@ struct DecodeShapeOfWarps {
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
   static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
-  // Of a block's slices but the last: states, two barriers, and sums in rounds of `kRoundRows` rows of all warps. Sums lie behind the rest,
-  // or in place of a stage of each group where blocks have several slices. The last slice's sums take all memory.
+  // Of groups with slices of their own: states, the place of the tile's sums, and sums in rounds of `kRoundRows` rows. Sums lie behind the
+  // rest, or in place of a stage of each group. A block's only slice takes all memory for its sums.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
   static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
-  static constexpr int kSumBarriers = kEnd + kStateBytes, kBehind = kSumBarriers + 16;
+  static constexpr int kTileSums = kEnd + kStateBytes, kBehind = kTileSums + 16;
   static constexpr bool kSumsAreLast = kMostShared - kBehind >= 4 * kRowBytes;
   static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
   static constexpr int kSums = kSumsAreLast ? kBehind : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
@@ -98,30 +98,23 @@ struct DecodeParams {
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
   int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)
-  int stages;                 // of shared memory
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
 };
 
-// The slices of a sequence's stages, and a block's run of them. Slices have as many stages as any, but for the last one that has some:
+// The slices of a sequence's stages, and a taker's run of them. Slices have as many stages as any, but for the last one that has some:
 // how many follows from that sequence alone. The run's slices have `of_slice` each from `first_stage` on, up to `end_stage`.
 struct Run {
   int of_slice, first_stage, end_stage;
   int first_slice, end_slice;
   int filled;  // slices that have stages
 
-  __device__ __forceinline__ Run(int begin, int count, int slices, int blocks, int least, int block) {
+  __device__ __forceinline__ Run(int begin, int count, int slices, int takers, int least, int taker) {
     of_slice = max((count + slices - 1) / slices, least);
     filled = (count + of_slice - 1) / of_slice;
-    first_slice = block * filled / blocks, end_slice = (block + 1) * filled / blocks;
+    first_slice = taker * filled / takers, end_slice = (taker + 1) * filled / takers;
     first_stage = begin + first_slice * of_slice, end_stage = begin + min(end_slice * of_slice, count);
-  }
-  // Moves a group of warps, which takes each `groups`-th stage of a slice, to its next one. `slice_end` is where the stage's slice ends.
-  // Runs of several slices have slices of `groups` stages at least.
-  __device__ __forceinline__ void next(int& stage, int& slice_end, int group, int groups) const {
-    stage += groups;
-    if (stage >= slice_end) stage = slice_end + group, slice_end += of_slice;
   }
 };
 
@@ -163,12 +156,14 @@ struct Place {
     int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
   }
-  template <class Params>
-  __device__ Run run(Params const& params) const {
+  // Of the `taker`-th of the block's `kTakers` takers of slices.
+  template <int kTakers, class Params>
+  __device__ Run run(Params const& params, int taker) const {
     auto const& args = params.args;
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
     int const begin = static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
-    return Run(begin, (length + kStageTokens - 1) / kStageTokens - begin, params.slices, params.blocks, params.least, block);
+    int const count = (length + kStageTokens - 1) / kStageTokens - begin;
+    return Run(begin, count, params.slices, params.blocks * kTakers, params.least, block * kTakers + taker);
   }
 };
 

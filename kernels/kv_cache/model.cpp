@@ -18,19 +18,21 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const tiles = call.sizes[kSizeBatch] * (kv_heads / heads) * ceil_div(flat, is_wide ? row.wide_rows : row.narrow_rows);
   int64_t const stages = ceil_div(call.sizes[kSizeLength], (is_wide ? row.wide_tokens : row.narrow_tokens) / heads);
   int64_t const capacity = sm_count * row.blocks_of_sm;
-  int64_t slices = 0, blocks = 0, of_all = 0, of_block = 1;
-  if (row.sum_ps != 0) {
-    Deal const deal = deal_of(tiles, stages, capacity, row.half_waves, row.slices);
+  int64_t slices = 0, blocks = 0, of_all = 0, of_run = 0;
+  if (row.sum_ps != 0 && row.slices > 1) {
+    int64_t const groups = is_wide ? row.wide_groups : row.narrow_groups;
+    Deal const deal = deal_of(tiles, stages, capacity, row.half_waves, row.slices, groups);
     int64_t const of_slice = std::max(ceil_div(stages, deal.slices), deal.least);
     slices = std::max<int64_t>(ceil_div(stages, of_slice), 1), blocks = deal.blocks;
-    of_block = ceil_div(slices, blocks);
-    of_all = std::min(of_block * of_slice, stages);
+    Shared const shared(slices, blocks, groups);
+    of_run = shared.stages_of_stage * shared.run;
+    of_all = shared.stages_of_stage * std::min(shared.run * of_slice, stages);
   } else {
     slices = blocks = slices_of(tiles, stages, capacity, row.half_waves, row.slices);
     of_all = ceil_div(stages, slices);
   }
   int64_t const rounds = ceil_div(tiles * blocks, capacity);
-  double const block = static_cast<double>(of_all) * static_cast<double>(is_wide ? row.wide_ps : row.narrow_ps) + static_cast<double>(row.start_ps + std::max<int64_t>(of_block - 1, 0) * row.sum_ps);
+  double const block = static_cast<double>(of_all) * static_cast<double>(is_wide ? row.wide_ps : row.narrow_ps) + static_cast<double>(row.start_ps + of_run * row.sum_ps);
   return (static_cast<double>(rounds) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps)) / 1000.0;
 }
 

@@ -8,7 +8,7 @@ namespace gemmill::kv_cache {
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
   int64_t half_waves, most_narrow, narrow_rows, wide_rows, narrow_tokens, wide_tokens, heads, blocks_of_sm;
-  int64_t narrow_ps, wide_ps, start_ps, slice_ps, slices, sum_ps;
+  int64_t narrow_ps, wide_ps, start_ps, slice_ps, slices, sum_ps, narrow_groups, wide_groups;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

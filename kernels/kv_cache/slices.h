@@ -21,13 +21,24 @@ struct Deal {
   int64_t slices, blocks, least;
 };
 
-constexpr int64_t kLeastStages = 8;                   // of a fixed slice: each one costs its block a sum of all warps
-constexpr int64_t kStartStages = 12, kSumStages = 1;  // in which a block starts and ends, and sums a slice
+constexpr int64_t kLeastStages = 8;                   // of a fixed slice: each one costs its group a sum of all its warps
+constexpr int64_t kStartStages = 12, kSumStages = 1;  // in which a block starts and ends, and a group sums a slice
 
-// The same for kernels whose blocks take runs of slices, on a device that holds `capacity` blocks at a time. Mirrored by gemmill.families.kv_cache.model.
-inline Deal deal_of(int64_t tiles, int64_t stages, int64_t capacity, int64_t half_waves, int64_t fixed) {
-  if (fixed == 0) {
-    int64_t const slices = slices_of(tiles, stages, capacity, half_waves, 0);
+// The longest run of a group, and how many groups of a block are at work: they share it evenly, and as many as half of them keep it busy.
+// Stages of a block pass in a `groups`-th of a group's time.
+struct Shared {
+  int64_t run, stages_of_stage;
+  Shared(int64_t filled, int64_t blocks, int64_t groups) : run((filled + blocks * groups - 1) / (blocks * groups)) {
+    int64_t const busy = std::min(groups, (filled + blocks - 1) / blocks);
+    stages_of_stage = std::max(busy, (groups + 1) / 2);
+  }
+};
+
+// The same for kernels whose blocks have `groups` of warps that take runs of slices, on a device that holds `capacity` blocks at a time.
+// One slice has a whole block. Mirrored by gemmill.families.kv_cache.model.
+inline Deal deal_of(int64_t tiles, int64_t stages, int64_t capacity, int64_t half_waves, int64_t fixed, int64_t groups) {
+  if (fixed <= 1) {
+    int64_t const slices = slices_of(tiles, stages, capacity, half_waves, fixed);
     return {slices, slices, 1};
   }
   auto const parts = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
@@ -36,7 +47,8 @@ inline Deal deal_of(int64_t tiles, int64_t stages, int64_t capacity, int64_t hal
   Deal deal{fixed, 1, kLeastStages};
   int64_t best = INT64_MAX;
   for (int64_t blocks = 1; blocks <= filled; ++blocks) {
-    int64_t const cost = parts(tiles * blocks, capacity) * (parts(filled, blocks) * (of_slice + kSumStages) + kStartStages);
+    Shared const shared(filled, blocks, groups);
+    int64_t const cost = parts(tiles * blocks, capacity) * (shared.run * (of_slice + kSumStages) * shared.stages_of_stage + kStartStages);
     if (cost < best) best = cost, deal.blocks = blocks;
   }
   return deal;

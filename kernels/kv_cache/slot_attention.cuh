@@ -2,7 +2,7 @@
 // may begin at any even byte.
 //
 // A block takes up to eight KV heads of one sequence, a tile of eight rows and a slice of the tokens. Two groups of eight consumer warps
-// take stages in turn, a warp 16 tokens of a head; vectors of more than 128 elements have several warps (shares.cuh). Each group has a
+// take stages in turn, or where slices are fixed a run of slices each, a warp 16 tokens of a head; vectors of more than 128 elements have several warps (shares.cuh). Each group has a
 // producer warp, which brings its stages by bulk copies: 16 tokens with all their heads at a time, or token by token, where rows of
 // memory would meet in shared memory's banks or a token has more heads than a block takes. Copies begin and end at multiples of 16 bytes,
 // so they may read up to 15 bytes more than needed, never beyond the 16 bytes of the first or last needed one.
@@ -54,12 +54,13 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
 }
 
 // Brings a group's stages, one after the other: a lane a piece, of the first span or, from lane 16 on, of the second.
-template <class Shape>
+template <class Shape, bool kByGroup>
 __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, SlotPlace const& at, uint8_t* shared, uint64_t* full,
                                               uint64_t* empty) {
-  Run const run = at.run(params);
+  constexpr int kStep = kByGroup ? 1 : kSlotGroups;
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, piece = lane % 16, group = threadIdx.x / 32 - kSlotConsumers;
+  Run const run = at.template run<kByGroup>(params, group);
   bool const takes_second = lane >= 16 && params.span_count == 2;
   SlotSpan const& span = params.spans[takes_second ? 1 : 0];
   int const tokens = params.by_token ? 1 : kWarpTokens, pieces = at.stage_tokens / tokens;
@@ -75,17 +76,16 @@ __device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, S
   auto const page_of = [&](int stage) {
     return table == nullptr ? static_cast<int>(at.batch) : exists(stage) ? table[token_of_stage(stage) / page_size] : 0;
   };
-  int next = run.first_stage + group, slice_end = run.first_stage + run.of_slice, known = page_of(next), slot = group, phase = 1;
+  int const first = run.first_stage + (kByGroup ? 0 : group);
+  int known = page_of(first), slot = group, phase = 1;
 #pragma unroll 1
-  while (next < run.end_stage) {
-    int const stage = next;
+  for (int stage = first; stage < run.end_stage; stage += kStep) {
     int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
     int const place = token_of_stage(stage) % page_size, count = min(tokens, page_size - place);
     int const wanted = misaligned + (count - 1) * span.token_stride + span.token_bytes;
     int const bytes = copies ? (wanted + 15) / 16 * 16 : 0;
-    run.next(next, slice_end, group, kSlotGroups);
-    known = page_of(next);
+    known = page_of(stage + kStep);
     int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(bytes)));
     wait(&empty[slot], phase);
     if (lane == 0) expect_bytes(&full[slot], all);
@@ -112,9 +112,9 @@ __device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& ru
 
 // A warp's sums and states to shared memory, as decode_attention leaves them.
 template <class Shape, int kCount>
-__device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, typename Shape::Values const& values, int first, int end,
-                                                float* sums, float2* states) {
-  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+__device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, typename Shape::Values const& values, int warp, int first,
+                                                int end, float* sums, float2* states) {
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     int const at = 2 * t + row;
@@ -136,21 +136,21 @@ __device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, t
   }
 }
 
-// The sums of each head's warps to one, in the warps' order, and to memory. A warp takes a share of a row at a time, a lane as many of
-// its elements as any.
-template <class Shape, int kCount>
-__device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, SlotBlock const& at, int slice, int first, int end,
-                                               float const* sums, float2 const* states) {
+// The sums of each head's warps to one, in the order of the `kWarps` warps, and to memory. A warp takes a share of a row at a time, a lane
+// as many of its elements as any.
+template <class Shape, int kWarps, int kCount>
+__device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, SlotBlock const& at, int own_warp, int slice, int first,
+                                               int end, float const* sums, float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
   constexpr int kShares = Shape::kShares, kShareDim = Shape::kShareDim, kOwn = kShareDim / 32;
   static_assert(kOwn == 2 || kOwn == 4, "A lane's elements are one load.");
   using Own = std::conditional_t<kOwn == 4, float4, float2>;
   int const lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < params.heads * (end - first) * kShares; i += kSlotConsumers) {
+  for (int i = own_warp; i < params.heads * (end - first) * kShares; i += kWarps) {
     int const which = i % kShares, head = i / kShares % params.heads, row = i / kShares / params.heads;
     float largest = kNothing, sum = 0.0f, out[kOwn] = {};
-    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + first + row].x);
-    for (int w = head; w < kSlotConsumers / kShares; w += params.heads) {
+    for (int w = head; w < kWarps / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + first + row].x);
+    for (int w = head; w < kWarps / kShares; w += params.heads) {
       int const warp = w * kShares + which;
       float2 const state = states[warp * kRows + first + row];
       float const share = power_of_two(state.x - largest);
@@ -175,24 +175,32 @@ __device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, 
   }
 }
 
-// The running sums of all warps as those of a slice, as decode_attention stores them.
-template <class Shape, int kCount>
+// The running sums of all warps, or with `kByGroup` of the group's, as those of a slice, `kCount` rows at a time. A head's only warp of a
+// group waits for nobody.
+template <class Shape, int kCount, bool kByGroup>
 __device__ __forceinline__ void store_slot_slice(SlotParams<Shape> const& params, Running<Shape> const& running,
                                                  typename Shape::Values const& values, int slice, uint8_t* memory) {
+  constexpr int kWarps = kByGroup ? kSlotGroupWarps : kSlotConsumers;
   SlotBlock const at(params, fresh(blockIdx.x));
   int const valid_rows = static_cast<int>(min(params.args.rows * params.group - at.first_row(), int64_t{Shape::kRows}));
-  float2* const states = reinterpret_cast<float2*>(memory);
-  float* const sums = reinterpret_cast<float*>(memory + Shape::kStateBytes);
+  int const group = kByGroup ? threadIdx.x / (32 * kSlotGroupWarps) : 0, warp = threadIdx.x / 32 % kWarps;
+  float2* const states = reinterpret_cast<float2*>(memory) + group * kWarps * Shape::kRows;
+  float* const sums = reinterpret_cast<float*>(memory + Shape::kStateBytes) + group * kWarps * kCount * Shape::kSumStride;
+  bool const is_alone = kByGroup && Shape::kShares == 1 && params.heads == Shape::kMostHeads;
+  auto const meet = [&] {
+    if (is_alone) __syncwarp();
+    else sync_threads(kByGroup ? kGroupBarrier + group : kConsumerBarrier, 32 * kWarps);
+  };
   for (int first = 0; first < valid_rows; first += kCount) {
     int const end = min(first + kCount, valid_rows);
-    sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-    leave_slot_sums<Shape, kCount>(running, values, first, end, sums, states);
-    sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-    join_slot_sums<Shape, kCount>(params, at, slice, first, end, sums, states);
+    meet();
+    leave_slot_sums<Shape, kCount>(running, values, warp, first, end, sums, states);
+    meet();
+    join_slot_sums<Shape, kWarps, kCount>(params, at, warp, slice, first, end, sums, states);
   }
 }
 
-template <class Shape>
+template <class Shape, bool kByGroup>
 __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, Running<Shape>& running, typename Shape::Values& values,
                                               SlotPlace const& at, Run const& run, uint8_t* shared, uint64_t* full, uint64_t* empty) {
   using Keys = typename Shape::Keys;
@@ -219,11 +227,14 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   };
   int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
   float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
-  int const group = warp / kSlotGroupWarps;
-  int slot = group, phase = 0;
-  for (int slice_begin = run.first_stage;; slice_begin += run.of_slice) {
-    int const slice_end = min(slice_begin + run.of_slice, run.end_stage);
-    for (int stage = slice_begin + group; stage < slice_end; stage += kSlotGroups) {
+  constexpr int kStep = kByGroup ? 1 : kSlotGroups;
+  // The warp's slice, stages of a slice and the run's end lie in shared memory: in registers they spilled others.
+  int slot = warp / kSlotGroupWarps, phase = 0;
+  int3 volatile* const left = reinterpret_cast<int3 volatile*>(shared + Shape::kRuns) + warp;
+  if (kByGroup) left->x = run.first_slice, left->y = run.of_slice, left->z = run.end_stage;
+  for (int stage = run.first_stage + (kByGroup ? 0 : slot);;) {
+    int const end = kByGroup ? min(stage + left->y, left->z) : run.end_stage;
+    for (; stage < end; stage += kStep) {
       int const begin = params.stage(slot), token = stage * at.stage_tokens + tile * kWarpTokens;
       wait(&full[slot], phase);
       if (token < at.length) {
@@ -243,9 +254,12 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
       if (lane == 0) arrive(&empty[slot]);
       if ((slot += kSlotGroups) >= params.stages) slot -= params.stages, phase ^= 1;
     }
-    if (slice_end >= run.end_stage) break;
-    int const slice = (slice_begin - at.first_stage(params)) / run.of_slice;
-    store_slot_slice<Shape, Shape::kRoundRows>(params, running, values, slice, shared + Shape::kSums);
+    if constexpr (!kByGroup) return;
+    if (params.waits) sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+    store_slot_slice<Shape, Shape::kRoundRows, true>(params, running, values, left->x, shared + Shape::kSums);
+    if (stage >= left->z) return;
+    if (lane == 0) left->x = left->x + 1;
+    __syncwarp();
     running = Running<Shape>(), values = typename Shape::Values();
   }
 }
@@ -262,8 +276,9 @@ __device__ __forceinline__ void leave_empty_slot_slices(SlotParams<Shape> const&
   }
 }
 
-// Grid: batch, blocks' heads, tiles of rows and blocks of a tile in one number, blocks first.
-template <class Variant, class Element, class Shape>
+// Grid: batch, blocks' heads, tiles of rows and blocks of a tile in one number, blocks first. A block has one slice, or with `kByGroup`
+// each of its groups a run of them.
+template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant__ SlotParams<Shape> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared);
@@ -280,23 +295,27 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
 
   if (produces) {
     leave_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape>(params, SlotPlace(params), shared, full, empty);
+    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape, kByGroup>(params, SlotPlace(params), shared, full, empty);
     return;
   }
   take_registers<Shape::kConsumerRegisters>();
   SlotPlace const at(params);
-  Run const run = at.run(params);
-  leave_empty_slot_slices<Shape>(params, at, run);
-  if (run.first_slice == run.end_slice) return;
+  Run const run = at.template run<kByGroup>(params, threadIdx.x / (32 * kSlotGroupWarps));
+  if constexpr (kByGroup) leave_empty_slot_slices<Shape>(params, at, run);
   Running<Shape> running;
   typename Shape::Values values;
   __half* const queries = reinterpret_cast<__half*>(shared + Shape::kQueries);
   if constexpr (Shape::Keys::kParts == 2) copy_slot_queries<Shape>(params, at, queries);
   else load_slot_queries<Element, Shape>(params, at, queries);
   sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-  consume_slots<Shape>(params, running, values, at, run, shared, full, empty);
-  // Every copy has landed and been read behind a barrier: the memory is free.
-  store_slot_slice<Shape, Shape::kRows>(params, running, values, at.run(params).end_slice - 1, shared);
+  if constexpr (kByGroup) {
+    if (run.first_slice < run.end_slice) consume_slots<Shape, true>(params, running, values, at, run, shared, full, empty);
+    else if (params.waits) sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
+  } else {
+    consume_slots<Shape, false>(params, running, values, at, run, shared, full, empty);
+    // Every copy has landed and been read behind a barrier: the memory is free.
+    store_slot_slice<Shape, Shape::kRows, false>(params, running, values, fresh(blockIdx.x) % static_cast<uint32_t>(params.blocks), shared);
+  }
 }
 
 // Host code: launches.
@@ -305,6 +324,7 @@ struct SlotPlan {
   int heads = 1;  // of a block
   int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0;
   Deal deal{1, 1, 1};
+  bool by_group = false, waits = false;
 
   // `group_tiles` are those of a shape.
   SlotPlan(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how, int group_tiles) {
@@ -316,11 +336,11 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * group_tiles / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices);
+    deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices, kSlotGroups), by_group = args.slices > 1;
     blocks = all_tiles / heads * deal.blocks;
   }
-  // Gives each slice a block.
-  void share_nothing() { deal.blocks = deal.slices, blocks = all_tiles / heads * deal.slices; }
+  // Gives each slice a block, whose sums take the memory of stages.
+  void share_nothing() { deal.blocks = deal.slices, blocks = all_tiles / heads * deal.slices, waits = true; }
   template <int kHeadDim>
   int64_t partial_bytes() const {
     return (Partial<kHeadDim>::bytes(all_tiles * deal.slices * kRowsOfTile) + 15) / 16 * 16;
@@ -380,7 +400,7 @@ void lay_out(SlotParams<Shape>& params, SlotPlan const& plan) {
   params.keys = field(params.spans[0], key_at, key_head), params.values = field(params.spans[1], value_at, value_head);
   params.stage_bytes = (params.stage_bytes + 127) / 128 * 128;
   int const below = std::min((Shape::kTable - Shape::kFirstStages) / params.stage_bytes, kMostSlotStages);
-  int const end = plan.deal.blocks < plan.deal.slices ? Shape::kSums : Shape::kEnd, above = (end - Shape::kMoreStages) / params.stage_bytes;
+  int const end = plan.by_group && !plan.waits ? Shape::kSums : Shape::kEnd, above = (end - Shape::kMoreStages) / params.stage_bytes;
   params.stages = std::min(below + above, kMostSlotStages) / kSlotGroups * kSlotGroups, params.stages_below = below;
 }
 
@@ -401,10 +421,10 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
   params.heads = plan.heads;
   lay_out(params, plan);
-  if (params.stages < kSlotGroups) plan.share_nothing(), lay_out(params, plan);  // tokens far apart leave no room for sums of runs
+  if (params.stages < kSlotGroups && plan.by_group) plan.share_nothing(), lay_out(params, plan);  // tokens lie far apart
   if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.deal.slices), params.group = static_cast<int>(plan.group);
-  params.blocks = static_cast<int>(plan.deal.blocks), params.least = static_cast<int>(plan.deal.least);
+  params.blocks = static_cast<int>(plan.deal.blocks), params.least = static_cast<int>(plan.deal.least), params.waits = plan.waits;
   params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
@@ -412,11 +432,15 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if constexpr (Shape::Keys::kParts == 2) {
     if (int32_t const error = launch_slot_queries<Variant, Element, Shape>(params, how); error != 0) return error;
   }
-  constexpr auto attend = attend_slots<Variant, Element, Shape>;
-  if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks)), dim3(kSlotThreads), dim3(1), Shape::kEnd};
-  if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
+  auto const launch = [&]<bool kByGroup>() -> int32_t {
+    constexpr auto attend = attend_slots<Variant, Element, Shape, kByGroup>;
+    if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
+    return launch_kernel<attend>(attends, how, to_attend);
+  };
+  int32_t const error = plan.by_group ? launch.template operator()<true>() : launch.template operator()<false>();
+  if (error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
                                       own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
   CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group};

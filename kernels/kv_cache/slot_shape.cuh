@@ -49,13 +49,13 @@ struct SlotShape {
   static constexpr bool kIsStepped = false;
   // Of 96 registers that a thread begins with; they move from four warps to others.
   static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
-  // Shared memory: barriers, stages, the table where 64 KiB begin, queries, parts of scores, more stages. Without a table all stages come last.
+  // Shared memory: barriers, runs of warps, stages, the table where 64 KiB begin, queries, parts of scores, more stages. Without a table all stages come last.
   static constexpr bool kHasTable = kKeyBits + kValueBits > 0;
-  static constexpr int kFirstStages = 2 * kMostSlotStages * 8, kTable = kHasTable ? kTableBytes - kReserved : kFirstStages;
+  static constexpr int kRuns = 2 * kMostSlotStages * 8, kFirstStages = kRuns + kSlotConsumers * 16, kTable = kHasTable ? kTableBytes - kReserved : kFirstStages;
   static constexpr int kQueries = kTable + (kHasTable ? kTableBytes : 0), kQueryBytes = kMostHeads * kRows * Keys::kParts * kHeadDim * 2;
   static constexpr int kScoreParts = kQueries + kQueryBytes;
   static constexpr int kMoreStages = kScoreParts + Shares<kShares>::bytes(kConsumerWarps), kEnd = kMostShared / 128 * 128;
-  // Sums as decode_attention has them: where blocks take several slices, those but the last lie behind the stages, two rows a round.
+  // Sums as decode_attention has them: those of groups with slices of their own lie behind the stages, two rows a round.
   static constexpr int kSumStride = kShareDim + 4, kStateBytes = kConsumerWarps * kRows * 8, kRoundRows = 2;
   static constexpr int kSums = kEnd - kStateBytes - kRoundRows * kConsumerWarps * kSumStride * 4;
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kEnd, "Sums reuse it.");
@@ -73,6 +73,7 @@ struct SlotParams {
   SlotField keys, values;
   int span_count;
   bool by_token;               // whether each token has a copy of its own
+  bool waits;                  // whether groups, of at most one slice each, leave sums in place of stages
   int stage_bytes, stages, stages_below;
   int tiles, slices, blocks, least, group;  // as decode_attention has them
   int heads, head_groups;      // KV heads of a block, and how many such there are
@@ -109,16 +110,14 @@ struct SlotPlace : SlotBlock {
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
   }
-  // The first stage of which a row sees tokens.
-  template <class Params>
-  __device__ __forceinline__ int first_stage(Params const& params) const {
+  // Of a group, or of the block.
+  template <bool kByGroup, class Params>
+  __device__ Run run(Params const& params, int group) const {
+    constexpr int kTakers = kByGroup ? kSlotGroups : 1;
     int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
-    return static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
-  }
-  template <class Params>
-  __device__ Run run(Params const& params) const {
-    int const begin = first_stage(params);
-    return Run(begin, (length + stage_tokens - 1) / stage_tokens - begin, params.slices, params.blocks, params.least, block);
+    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens, count = (length + stage_tokens - 1) / stage_tokens - begin;
+    int const taker = kByGroup ? block * kTakers + group : block;
+    return Run(begin, count, params.slices, params.blocks * kTakers, params.least, taker);
   }
 };
 

@@ -24,7 +24,7 @@ def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_to
     for config in plain(Arch.SM90A):  # grouped GEMMs of bf16 and of e4m3 are of different classes
         found[config.streamed, config.apart, config.group_size].add(str(order_of(config)))
     assert found == {
-        (True, False, 128): {"wgmma to f32, promoted every 128, experts added as f32"},
+        (True, False, 128): {"grouped GEMMs to f32, promoted every 128, experts added as bf16"},
         (False, True, 128): {"grouped GEMMs to f32, promoted every 128, experts added as bf16"},
         (False, True, 32): {"grouped GEMMs to f32, promoted every 32, experts added as bf16"},
         (False, True, 0): {"grouped GEMMs to f32, experts added as bf16"},

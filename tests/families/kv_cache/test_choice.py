@@ -25,7 +25,7 @@ from gemmill.families.kv_cache.config import (
     Slots,
     offered_kinds,
 )
-from gemmill.families.kv_cache.model import LEAST_STAGES, RowFacts, deal_of, slices_of
+from gemmill.families.kv_cache.model import LEAST_STAGES, RowFacts, deal_of, shared_of, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
 from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
@@ -150,6 +150,17 @@ def test_blocks_share_fixed_slices_as_the_device_wants(tiles: int, stages: int, 
     assert deal_of(tiles, stages, SMS, 2, fixed) == (fixed, blocks, LEAST_STAGES)
     for other in (1, 5, 1000):
         assert deal_of(other, stages, 78, 8, fixed)[::2] == (fixed, LEAST_STAGES)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "stages", "groups", "blocks"),
+    [(8, 256, 4, 16), (64, 256, 4, 2), (256, 64, 4, 1), (512, 128, 4, 1), (8, 64, 2, 8), (8, 1024, 2, 16)],
+)
+def test_groups_of_a_block_share_its_slices(tiles: int, stages: int, groups: int, blocks: int) -> None:
+    """A block of half as many slices as groups is as busy as one of more; one slice is a whole block's."""
+    assert deal_of(tiles, stages, SMS, 2, 32, groups) == (32, blocks, LEAST_STAGES)
+    assert deal_of(tiles, stages, SMS, 2, 1, groups) == (1, 1, 1)
+    assert shared_of(32, 4, 4) == (2, 4) and shared_of(32, 16, 4) == (1, 2) and shared_of(32, 32, 4) == (1, 2)
 
 
 @pytest.mark.parametrize("op", MeasuredOp)

@@ -6,7 +6,7 @@ below that sum. Sums leave the tensor core every 128 bytes along K, so at most 8
 slice, scale, bias and weight rounds once to float32. Sums of packed weights stay on the tensor core along all of K. Of
 2:4 sparse weights an instruction adds 16 products, too. Folded and streamed weights multiply as e4m3, whose sums are
 FP22. Streamed ones have scales in groups, and kernels of warps may serve the same call: its bound has the losses of
-both. Grouped GEMMs round both products to x's dtype before biases and weights, and sums of 16-bit operands stay on the
+both. Grouped GEMMs and streamed kernels round both products to x's dtype before biases and weights, and sums of 16-bit operands stay on the
 tensor core there, too.
 
 A gate and an up lie between the rounded values of the lowest and the highest sum. A result lies within `slack_of` of

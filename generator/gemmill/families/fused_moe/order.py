@@ -4,7 +4,7 @@ Each variant sums a token's experts in the order of topk, and makes codes of a r
 class differ in the instruction, in the division of K, and in the type of the parts that a token's experts leave.
 """
 
-from gemmill.families.fused_moe.config import GROUP, AnyConfig, ExpertsConfig, PackedExpertsConfig
+from gemmill.families.fused_moe.config import AnyConfig, ExpertsConfig, PackedExpertsConfig
 from gemmill.families.fused_moe.main_loop import MainLoop
 from gemmill.family import Order
 from gemmill.formats.layout import STAGE_COLUMNS
@@ -19,11 +19,10 @@ def order_of(config: AnyConfig) -> Order | None:
 
 
 def _of_plain(config: ExpertsConfig) -> Order | None:
-    if config.apart:
-        # Under the contract each product is made in the order that grouped GEMMs hold for it.
+    if config.apart or config.streamed:
+        # Under the contract each product is made in the order that grouped GEMMs hold for it. Where scales come in groups they have one,
+        # which streamed kernels keep: tests/families/fused_moe/gpu/test_one_order.py compares them.
         return _order("grouped GEMMs", config.group_size, _PARTS.format(config.out_dtype))
-    if config.streamed:
-        return _order("wgmma", GROUP, _PARTS.format(DType.F32))
     return None  # warps divide K into slices by the number of tokens, and of multiprocessors
 
 

@@ -55,7 +55,7 @@ class Layer:
     by_warps: bool = False
     """Whether only kernels whose warps multiply may have served the call. Sums of others lose more."""
     fused: bool = False
-    """Whether no grouped GEMMs may have made the call's products, which these round to x's dtype."""
+    """Whether neither grouped GEMMs nor streamed kernels may have made the call's products, which these round to x's dtype."""
     numbers: tuple[float, float, float] = field(init=False)
     """alpha, limit and beta."""
 
@@ -89,7 +89,7 @@ class Layer:
 
     @property
     def may_round_products(self) -> bool:
-        """Whether grouped GEMMs may compute both products, which then round to x's dtype before biases and weights."""
+        """Whether both products may round to x's dtype before biases and weights, as in grouped GEMMs and streamed kernels."""
         return not self.is_packed and not self.by_warps and not self.fused
 
     @property

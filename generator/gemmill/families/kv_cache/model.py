@@ -37,7 +37,10 @@ class RowFacts(NamedTuple):
     slices: int = 0
     """Slices of each sequence, whatever the batch; 0: as many as half waves say."""
     sum_ps: int = 0
-    """Picoseconds in which a block sums a slice before its next one; 0 where blocks take no runs of slices."""
+    """Picoseconds of a block that the sum of a group's slice takes; 0 where groups take no runs of slices."""
+    narrow_groups: int = 0
+    """Groups of warps of a block with a narrow tile, each of which takes a run of fixed slices."""
+    wide_groups: int = 0
 
 
 def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int = 0) -> int:
@@ -57,26 +60,42 @@ class Deal(NamedTuple):
 
 
 LEAST_STAGES = 8
-"""Stages of a fixed slice, at least: each slice costs its block a sum of all warps."""
+"""Stages of a fixed slice, at least: each slice costs its group of warps a sum of all of them."""
 START_STAGES = 12
 """Stages in whose time a block starts and ends."""
 SUM_STAGES = 1
-"""Stages in whose time a block sums up a slice."""
+"""Stages in whose time a group sums up a slice."""
 
 
-def deal_of(tiles: int, stages: int, capacity: int, half_waves: int, fixed: int = 0) -> Deal:
+class Shared(NamedTuple):
+    """How the groups of a tile's blocks share its slices. Mirrors `Shared` in kernels/kv_cache/slices.h."""
+
+    run: int
+    """Slices of a group, at most."""
+    stages_of_stage: int
+    """Stages that a block could take while a group takes one: as many as groups are at work, and half of all at least."""
+
+
+def shared_of(filled: int, blocks: int, groups: int) -> Shared:
+    """How `blocks` blocks of `groups` groups share `filled` slices."""
+    return Shared(-(-filled // (blocks * groups)), max(min(groups, -(-filled // blocks)), (groups + 1) // 2))
+
+
+def deal_of(tiles: int, stages: int, capacity: int, half_waves: int, fixed: int = 0, groups: int = 1) -> Deal:
     """The slices of each of `tiles` tiles of `stages` stages, and the fewest blocks of the least time that share them.
 
-    A device holds `capacity` blocks at a time. Without `fixed` slices each has a block.
+    A device holds `capacity` blocks at a time, of `groups` groups of warps that take runs of slices. Without `fixed` slices, and with
+    one, a slice has a block.
     """
-    if not fixed:
-        slices = slices_of(tiles, stages, capacity, half_waves)
+    if fixed <= 1:
+        slices = slices_of(tiles, stages, capacity, half_waves, fixed)
         return Deal(slices, slices, 1)
     of_slice = max(-(-stages // fixed), LEAST_STAGES)
     filled = max(-(-stages // of_slice), 1)
 
     def cost(blocks: int) -> int:
-        return -(-tiles * blocks // capacity) * (-(-filled // blocks) * (of_slice + SUM_STAGES) + START_STAGES)
+        run, stages_of_stage = shared_of(filled, blocks, groups)
+        return -(-tiles * blocks // capacity) * (run * (of_slice + SUM_STAGES) * stages_of_stage + START_STAGES)
 
     return Deal(fixed, min(range(1, filled + 1), key=cost), LEAST_STAGES)
 
@@ -96,15 +115,16 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     stages = -(-length // ((facts.wide_tokens if is_wide else facts.narrow_tokens) // heads))
     capacity = sm_count * facts.blocks_of_sm
     stage_ps = facts.wide_ps if is_wide else facts.narrow_ps
-    if facts.sum_ps:
-        slices, blocks, least = deal_of(tiles, stages, capacity, facts.half_waves, facts.slices)
+    if facts.sum_ps and facts.slices > 1:
+        groups = facts.wide_groups if is_wide else facts.narrow_groups
+        slices, blocks, least = deal_of(tiles, stages, capacity, facts.half_waves, facts.slices, groups)
         of_slice = max(-(-stages // slices), least)
         slices = max(-(-stages // of_slice), 1)
-        of_block = -(-slices // blocks)
-        of_all = min(of_block * of_slice, stages)
+        run, stages_of_stage = shared_of(slices, blocks, groups)
+        of_run, of_all = stages_of_stage * run, stages_of_stage * min(run * of_slice, stages)
     else:
         slices = blocks = slices_of(tiles, stages, capacity, facts.half_waves, facts.slices)
-        of_all, of_block = -(-stages // slices), 1
+        of_all, of_run = -(-stages // slices), 0
     rounds = -(-tiles * blocks // capacity)
-    block = float(of_all) * float(stage_ps) + float(facts.start_ps + max(of_block - 1, 0) * facts.sum_ps)
+    block = float(of_all) * float(stage_ps) + float(facts.start_ps + of_run * facts.sum_ps)
     return (float(rounds) * block + float(slices) * float(facts.slice_ps)) / 1000.0

@@ -15,9 +15,8 @@ _MOST = 2**62
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
-_SUM_PS = 100_000
-"""Picoseconds in which a block of pages sums a slice: 200 clocks of shared memory and of issue, predicted. Slots, whose warps wait for each
-other meanwhile, take four times as long."""
+_SUM_PS = 200_000
+"""Picoseconds of a block that the sum of a group's slice takes: 350 clocks of issue, predicted."""
 _LATENT_PS = 1_500_000
 """Picoseconds of 64 latents by 16 rows: an estimate from clocks of shared memory, not measured."""
 _WIDE_LATENT_PERMILLE = 2300
@@ -62,6 +61,8 @@ def _facts_of_tiles(config: KvCacheConfig) -> RowFacts:
         slice_ps=125_000,
         slices=config.slices,
         sum_ps=0 if is_many else _SUM_PS,
+        narrow_groups=3,
+        wide_groups=3,
     )
 
 
@@ -84,6 +85,8 @@ def _facts_of_pages(config: KvCacheConfig) -> RowFacts:
         slice_ps=125_000,
         slices=config.slices,
         sum_ps=_SUM_PS,
+        narrow_groups={192: 2, 256: 2, 512: 1}.get(config.operands.head_dim, 4),
+        wide_groups=2,
     )
 
 
@@ -122,7 +125,9 @@ def _facts_of_slots(config: KvCacheConfig) -> RowFacts:
         start_ps=8 * _WORD,
         slice_ps=30_000,
         slices=config.slices,
-        sum_ps=4 * _SUM_PS,
+        sum_ps=_SUM_PS,
+        narrow_groups=2,
+        wide_groups=2,
     )
 
 

@@ -23,9 +23,7 @@ SIZES = ((2048, 768), (1088, 2112))
 def of_one_order() -> dict[tuple[int, str], list[KernelEntry]]:
     found: dict[tuple[int, str], list[KernelEntry]] = defaultdict(list)
     for entry in gemmill.variants() if torch.cuda.is_available() else ():
-        if (
-            entry.family != fused_moe.NAME or entry.config.apart
-        ):  # whose products are chosen anew for each number of rows
+        if entry.family != fused_moe.NAME:
             continue
         if (order := order_of(entry.config)) is not None:
             found[CLASSES.number(entry.config), str(order)].append(entry)
@@ -42,7 +40,8 @@ def results(variant: KernelEntry, spec: CallSpec, rows: int) -> Tensor:
     given = make_given(spec, torch.device("cuda"))
     given |= {name: given[name][:rows] for name in ("x", "topk_ids", "topk_weights")}
     out = torch.full((rows, spec.hidden), torch.nan, dtype=given["x"].dtype, device="cuda")
-    with gemmill.use_variant(variant.name):
+    # The products of grouped GEMMs are chosen anew for each number of rows.
+    with gemmill.use_variant(variant.name), gemmill.batch_invariant(variant.config.apart):
         getattr(torch.ops.gemmill, spec.op).default(*arguments_of(given | {"out": out}))
     return out.view(torch.int16)
 

@@ -291,6 +291,13 @@ DEALT = {
     ),
 }
 """Attentions whose blocks share a tile's slices in runs."""
+GROUPED = {
+    "decode_f16_d64_k2v2": DecodeCase(
+        lengths=(3700,), heads=3, kv_heads=1, page=64, dtype=DType.F16, head_dim=64, format="k_eden2_v_eden2"
+    ),
+    "attend_bf16_d128_4bitnc": AttendCase(lengths=(420,), heads=8, kv_heads=8, format=cache_format_of(Slots.NC4)),
+}
+"""Calls of which one block's groups of warps take several slices each."""
 
 
 def assert_same_however_dealt(kernels: ctypes.CDLL, name: str, case: Any) -> None:
@@ -305,7 +312,7 @@ def assert_same_however_dealt(kernels: ctypes.CDLL, name: str, case: Any) -> Non
         return [after[n].contiguous().view(torch.uint8) for n in ("out", "lse")]
 
     whole = found(3)
-    for sm_count in (6, 9, 12):
+    for sm_count in (6, 12):
         assert all(map(torch.equal, found(sm_count), whole)), sm_count
     for i in (0, 2):
         alone = found(4, slice(i, i + 1))
@@ -319,19 +326,32 @@ def test_a_sequence_has_the_same_bits_however_its_slices_are_dealt(kernels: ctyp
     assert_same_however_dealt(kernels, name, kind(lengths=(1100, 0, 600), **told))
 
 
+def bits_of_slices(kernels: ctypes.CDLL, name: str, case: Any, given: Given, sm_count: int, slices: int) -> Tensor:
+    """The bits of a right result by so many fixed slices."""
+    given["out"].fill_(torch.nan)
+    before, after = launched(kernels, name, given, sm_count, slices=slices)
+    assert not report(parts(case.schema.name, before, after))
+    return after["out"].view(torch.uint8).clone()
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_warps_take_slices_one_after_the_other(kernels: ctypes.CDLL, name: str) -> None:
+    """By one block, and by a block for each slice: the bits are the same."""
+    case = GROUPED[name]
+    given = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
+    found = [bits_of_slices(kernels, name, case, given, sm_count, 16) for sm_count in (1, 40)]
+    assert torch.equal(*found)
+
+
 def test_heads_far_apart_leave_no_room_for_runs_of_slices(kernels: ctypes.CDLL) -> None:
-    """Then each slice has a block, and the bits are the same: nearly the most bytes from head to head that kernels of slots take."""
+    """Then each slice has a block, whose groups wait for each other, and the bits are the same: nearly the most bytes from head to head that kernels of slots take."""
     name, far = "attend_bf16_d128_prod3mse2", 206
     case = AttendCase(lengths=(300,), heads=8, kv_heads=8, format=cache_format_of(Slots.PROD3), are_apart=True)
     near = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True))
     apart = {n: torch.full((*near[n].shape[:3], far), 0x77, dtype=torch.uint8) for n in ("keys", "values")}
     wide = near | {n: x[..., : near[n].shape[3]].copy_(near[n]) for n, x in apart.items()}
-    found = []
-    for given, sm_count in ((near, 1), (wide, 1), (wide, 40)):
-        given["out"].fill_(torch.nan)
-        before, after = launched(kernels, name, given, sm_count, slices=4)
-        assert not report(parts(case.schema.name, before, after))
-        found.append(after["out"].view(torch.uint8).clone())
+    told = ((near, 1), (wide, 1), (wide, 40))
+    found = [bits_of_slices(kernels, name, case, given, sm_count, 4) for given, sm_count in told]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 

@@ -68,7 +68,7 @@ class CallSpec:
     by_warps: bool = False
     """Whether only kernels whose warps multiply may serve the call: then the bound has the loss of their sums."""
     fused: bool = False
-    """Whether no grouped GEMMs may compute the call's products: then the bound leaves their roundings out."""
+    """Whether neither grouped GEMMs nor streamed kernels may compute the call's products: then the bound leaves their roundings out."""
 
     @property
     def op(self) -> str:
@@ -152,7 +152,7 @@ def arguments_of(given: dict[str, Any]) -> list[Any]:
 def wanted_of(given: dict[str, Any], *, exactly: bool, by_warps: bool = False, fused: bool = False) -> Wanted:
     """The expected results of a call. `out` among its arguments has its contents before the call.
 
-    `by_warps`: no kernel serves it whose sums lose more than those of warps. `fused`: no grouped GEMMs do.
+    `by_warps`: no kernel serves it whose sums lose more than those of warps. `fused`: neither grouped GEMMs nor streamed kernels do.
     """
     before = given["out"].clone() if given["adds"] else None
     layer = replace(layer_of(given), by_warps=by_warps, fused=fused)

@@ -170,7 +170,7 @@ def _first(config: AnyConfig) -> CallSpec:
         packing=config.packing,
         order=GATE_UP if config.packing is None else INTERLEAVED,
         by_warps=isinstance(config, ExpertsConfig) and not config.streamed and not config.apart,
-        fused=not config.apart,
+        fused=not config.apart and not config.streamed,
     )
 
 
