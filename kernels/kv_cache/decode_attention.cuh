@@ -387,6 +387,11 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
+  if constexpr (kValueDim > 256) {  // a warp would read long rows of many slices alone
+    constexpr int kBytes = kManyThreads / 32 * (kValueDim + 2) * 4;
+    LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kBytes};
+    if (slices > kManyThreads / 32) return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
+  }
   LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
   return launch_kernel<combine_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
 }
