@@ -1,4 +1,4 @@
-"""Decode over caches whose values have fewer elements than keys, and over latents (MLA), next to attention in bf16.
+"""Decode over caches of 512 elements, of fewer elements of values than of keys, and of latents (MLA), next to attention in bf16.
 
     python benchmarks/cache_dims.py --fa3-so _vllm_fa3_C.abi3.so
     python benchmarks/cache_dims.py --cpu
@@ -30,9 +30,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS, PAGE, SEED, SCALE, L2_BYTES, MOST_ERROR = 15, 64, 7, 192**-0.5, 2e8, 2.0**-6
 FEWER = ((8, 16384, 64, 4), (32, 4096, 64, 4), (8, 16384, 16, 8))
 """Sequences, length, query heads and KV heads, of keys of 192 and values of 128 elements."""
+LONG = ((4, 32768, 8, 1),)
+"""The same of keys and values of 512 elements."""
 LATENTS = ((16, 8192, 16), (16, 8192, 128), (1, 32768, 128), (64, 4096, 16))
 """Sequences, length and query heads."""
-TINY_FEWER, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
+TINY_PAGES, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
 OWN = "gemmill 4 bits"
 Call = Callable[[], object]
 
@@ -70,26 +72,28 @@ def flash_attention_3(
     return partial(torch.ops._vllm_fa3_C.fwd, q, keys, values, *arguments)
 
 
-def fewer(batch: int, length: int, heads: int, kv_heads: int, device: str, *, has_fa3: bool) -> dict[str, Call]:
-    """The sides of one copy, gemmill's checked."""
-    keys, values = (random(batch * length, kv_heads, d, device=device) for d in (192, 128))
+def paged(
+    dims: tuple[int, int], batch: int, length: int, heads: int, kv_heads: int, device: str, *, has_fa3: bool
+) -> dict[str, Call]:
+    """The sides of one copy of keys and values of `dims` elements, gemmill's checked."""
+    keys, values = (random(batch * length, kv_heads, d, device=device) for d in dims)
     pages = batch * length // PAGE
-    cache = torch.zeros(pages, kv_heads, PAGE, (192 + 128) // 2 + 4, dtype=torch.uint8, device=device)
+    cache = torch.zeros(pages, kv_heads, PAGE, sum(dims) // 2 + 4, dtype=torch.uint8, device=device)
     slots = torch.arange(batch * length, device=device)
     gemmill.kv_compress(cache, keys, values, slots, seed=SEED)
     table = torch.arange(pages, dtype=torch.int32, device=device).reshape(batch, -1)
     lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-    q = random(batch, 1, heads, 192, device=device)
-    options = {"scale": SCALE, "seed": SEED, "value_dim": 128}
+    q = random(batch, 1, heads, dims[0], device=device)
+    options = {"scale": SCALE, "seed": SEED, "value_dim": dims[1]}
     call = partial(gemmill.kv_decode_attention, q, cache, table, lengths, **options)
-    restored = gemmill.kv_decompress(cache, slots[:length], 192, seed=SEED, value_dim=128)
+    restored = gemmill.kv_decompress(cache, slots[:length], dims[0], seed=SEED, value_dim=dims[1])
     check(call()[0][0, 0], exact(q[0, 0], *restored))
     plain = [x.unflatten(0, (batch, length)).transpose(1, 2) for x in (keys, values)]
     sdpa = partial(scaled_dot_product_attention, q.transpose(1, 2), *plain, scale=SCALE, enable_gqa=True)
     sides: dict[str, Call] = {OWN: call, "sdpa bf16": sdpa}
     if has_fa3:
-        paged = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
-        sides["fa3 bf16"] = flash_attention_3(q[:, 0], *paged, table, lengths)
+        of_fa3 = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
+        sides["fa3 bf16"] = flash_attention_3(q[:, 0], *of_fa3, table, lengths)
     return sides
 
 
@@ -138,6 +142,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fa3-so", metavar="PATH", help="vLLM's _vllm_fa3_C.abi3.so")
     parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
+    parser.add_argument("--only", default="", help="only caches with this in their name")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", default="cache-dims", help="file name of the results, without suffix")
     parser.add_argument("--commit", help="of sources in no checkout")
@@ -147,11 +152,12 @@ def main(given: Sequence[str] | None = None) -> int:
     if told.fa3_so:
         torch.ops.load_library(told.fa3_so)
     lists = (
-        (fewer, "192 and 128", TINY_FEWER if told.cpu else FEWER, 164),
+        (partial(paged, (512, 512)), "512", TINY_PAGES if told.cpu else LONG, 516),
+        (partial(paged, (192, 128)), "192 and 128", TINY_PAGES if told.cpu else FEWER, 164),
         (latents, "latents", TINY_LATENTS if told.cpu else LATENTS, 400),
     )
     for make, name, sizes, token_bytes in lists:
-        for size in sizes:
+        for size in sizes if told.only in name else ():
             own_bytes = token_bytes * size[0] * size[1] * (size[3] if len(size) > 3 else 1)
             count = 1 if told.cpu else min(8, 1 + int(L2_BYTES // own_bytes))
             try:

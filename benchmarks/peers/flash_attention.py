@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from gemmill.nn.compressed_cache import Attention, attend_by_torch
+from gemmill.nn.cache_prefill import Attention, attend_by_torch
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
 from timed.kv_cache.contenders import (
@@ -48,14 +48,11 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
             ) from None
         for name, dtype in (("fa3_bf16", torch.bfloat16), ("fa3_fp8", torch.float8_e4m3fn)):
             found += [KvCachePeer(name=name, op=op, bind=partial(flash_attention_3, dtype)) for op in (*OPS, CHUNK)]
-        found += _restoring("fa3", plain_flash_attention_3)
-        found.append(
-            PrefillPeer(name="restored_fa3", op=CHUNK, bind=partial(restore_then_attend, plain_flash_attention_3))
-        )
+        found += [peer for op in ("prefill", CHUNK) for peer in _restoring("fa3", plain_flash_attention_3, op)]
     return found
 
 
-def _restoring(name: str, attention: Attention) -> list[Contender]:
+def _restoring(name: str, attention: Attention, op: str = "prefill") -> list[Contender]:
     """Keys and values restored by gemmill, then an attention: by hand, and by the cache's class."""
     ways = (("restored", restore_then_attend), ("class", prefill_of_class))
-    return [PrefillPeer(name=f"{way}_{name}", bind=partial(bind, attention)) for way, bind in ways]
+    return [PrefillPeer(name=f"{way}_{name}", op=op, bind=partial(bind, attention)) for way, bind in ways]

@@ -378,7 +378,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
-  if (args.slices >= kManySlices) {
+  // Eight warps add a row's slices where those are many, or long.
+  if (args.slices >= kManySlices || (kValueDim > 256 && slices > kManyThreads / 32)) {
     LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kValueDim + 2) * 4};
     return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
   }

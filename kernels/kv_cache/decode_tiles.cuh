@@ -130,7 +130,10 @@ struct Seen {
   __device__ __forceinline__ bool all(int token) const { return token >= last_first && token + kWarpTokens <= first_end; }
 };
 
-// Moves the running maxima to those of the scores too, and the sums with them.
+constexpr float kHeadroom = 3.0f;  // in units of log 2
+
+// Moves the running maxima of rows with a score beyond, and the sums with them. Maxima have headroom: next scores are likely to stay below,
+// and weights are 2^-3 at most where a maximum is new.
 template <class Shape>
 __device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s)[Shape::kRowTiles][4]) {
 #pragma unroll
@@ -138,9 +141,10 @@ __device__ __forceinline__ void rescale(Running<Shape>& running, float const (&s
     float shrink[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float largest = fmaxf(running.max[r][row], fmaxf(s[r][row], s[r][2 + row]));
+      float largest = fmaxf(s[r][row], s[r][2 + row]);
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, distance));
+      largest = largest > running.max[r][row] ? largest + kHeadroom : running.max[r][row];
       shrink[row] = power_of_two(running.max[r][row] - largest);
       running.max[r][row] = largest, running.sum[r][row] *= shrink[row];
       if constexpr (Shape::kHasZeros) running.zeros[r][row] *= shrink[row];

@@ -9,7 +9,9 @@ namespace gemmill::kv_cache {
 constexpr int kDraftWarps = 12;
 
 template <int kHeadDim, int kKeyBits, int kValueBits>
-struct DraftShape : DecodeShapeOfWarps<kHeadDim, kKeyBits, kValueBits, 2, kDraftWarps> {};
+struct DraftShape : DecodeShapeOfWarps<kHeadDim, kKeyBits, kValueBits, 2, kDraftWarps> {
+  static constexpr bool kHasChains = true;  // twelve warps hide less of a chain's time than sixteen
+};
 
 // Host code.
 template <int kHeadDim>

@@ -148,13 +148,13 @@ struct RowsSeen {
   __device__ __forceinline__ bool all(int token) const { return token >= all_from && token + kStageTokens - 1 <= all_to; }
 };
 
-// Scores to weights times their values' norms, in place. Returns by how much earlier sums shrink; the running maxima and sums move on.
+// Scores to weights times their values' norms, in place. Returns whether maxima move, with headroom, and so by how much earlier sums shrink.
 template <bool kPlain, class Shape>
 __device__ __forceinline__ bool weigh_stage(float (&s)[kStageTokens / 2], float (&shrink)[2], PrefillRunning<Shape>& running, RowsSeen const& seen,
                                             float const* factors, int token, float cap, int t) {
   float2 const* const of_keys = reinterpret_cast<float2 const*>(factors) + t;
   float2 const* const of_values = of_keys + kStageTokens / 2;
-  float largest[2] = {running.max[0], running.max[1]};
+  float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int j = 0; j < kStageTokens / 8; ++j) {
     float2 const factor = of_keys[4 * j];
@@ -166,26 +166,28 @@ __device__ __forceinline__ bool weigh_stage(float (&s)[kStageTokens / 2], float 
       s[4 * j + i] = scaled, largest[i / 2] = fmaxf(largest[i / 2], scaled);
     }
   }
-  bool grows = false;
+  bool const grows = __any_sync(0xFFFFFFFFu, largest[0] > running.max[0] || largest[1] > running.max[1]);
+  if (grows) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xFFFFFFFFu, largest[row], 1));
-    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xFFFFFFFFu, largest[row], 2));
-    grows = grows || largest[row] > running.max[row];
-    shrink[row] = power_of_two(running.max[row] - largest[row]);
-    running.max[row] = largest[row], running.sum[row] *= shrink[row];
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xFFFFFFFFu, largest[row], 1));
+      largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xFFFFFFFFu, largest[row], 2));
+      float const max = largest[row] > running.max[row] ? largest[row] + kHeadroom : running.max[row];
+      shrink[row] = power_of_two(running.max[row] - max);
+      running.max[row] = max, running.sum[row] *= shrink[row];
+    }
   }
 #pragma unroll
   for (int j = 0; j < kStageTokens / 8; ++j) {
     float2 const factor = of_values[4 * j];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float const weight = power_of_two(s[4 * j + i] - largest[i / 2]), weighed = weight * (i % 2 == 0 ? factor.x : factor.y);
+      float const weight = power_of_two(s[4 * j + i] - running.max[i / 2]), weighed = weight * (i % 2 == 0 ? factor.x : factor.y);
       running.sum[i / 2] += weight;
       s[4 * j + i] = kPlain || seen(i / 2, token + 8 * j + 2 * t + i % 2) ? weighed : 0.0f;
     }
   }
-  return __any_sync(0xFFFFFFFFu, grows);
+  return grows;
 }
 
 // S = Q K^T of a stage's tile.

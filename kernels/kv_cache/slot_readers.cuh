@@ -85,9 +85,8 @@ struct ProdKeys {
   static __device__ __forceinline__ int element(int part, int t, int step, int i) {
     return part == 0 ? Codes::element(t, 4 * step + i) : 32 * t + 2 * step + i / 2 + 16 * (i % 2);
   }
-  static __device__ __forceinline__ uint32_t two_signs_of(uint32_t word, int bit) {
-    return (word << (15 - bit) & 0x80008000u) ^ 0xBC00BC00u;  // a set bit is 1, another -1
-  }
+  // A set bit is 1, another -1.
+  static __device__ __forceinline__ uint32_t two_signs_of(uint32_t word, int bit) { return masked_xor(word << (15 - bit), 0x80008000u, 0xBC00BC00u); }
   static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
                                                SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
     int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g)), own_signs = kCodeBytes + tile.share * kShareSigns + 4 * t;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kv_cache/slot_codes.cuh"
+#include "kv_cache/words.cuh"
 
 namespace gemmill::kv_cache {
 
@@ -33,8 +34,10 @@ struct TwoBitCodes {
   }
   // The centroids of its elements 2 p and 2 p + 1. Of each a nibble selects the low byte, and the next the high one.
   __device__ __forceinline__ uint32_t pair(FourCentroids const& centroids, int p) const {
-    uint32_t const codes = words[p / 8] >> (2 * (p % 4)) & 0x03030303u, selectors = codes * 0x11u + 0x40404040u;
-    return __byte_perm(centroids.low, centroids.high, p / 4 % 2 == 0 ? selectors : selectors >> 16);
+    uint32_t const word = words[p / 8];  // of each byte a nibble comes twice, and has two codes
+    uint32_t const twice = p % 4 / 2 == 0 ? merged(word, 0x0F0F0F0Fu, word << 4) : merged(word >> 4, 0x0F0F0F0Fu, word);
+    uint32_t const selectors = masked_or(twice >> (2 * (p % 2)), 0x33333333u, 0x40404040u);
+    return permute(centroids.low, centroids.high, p / 4 % 2 == 0 ? selectors : selectors >> 16);
   }
 };
 

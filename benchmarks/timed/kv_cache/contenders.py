@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.cases.judging import parts, report
 from gemmill.families.kv_cache.cases.measured import last_row
 from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.nn import CompressedKVCache
-from gemmill.nn.compressed_cache import Attention
+from gemmill.nn.cache_prefill import Attention
 from harness.contenders import CheckedCalls, WrongResult
 from timed.kv_cache.calls import KvCacheOperands, case_of
 from timed.workload import Workload

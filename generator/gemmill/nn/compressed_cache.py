@@ -6,18 +6,18 @@ writes into a page that is not full: then it gets a copy.
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count as counting
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from gemmill.families.kv_cache.config import FORMATS, format_of
 from gemmill.families.kv_cache.formats import CacheSpec, check_tag
 from gemmill.families.kv_cache.functions import kv_compress, kv_decode_attention, kv_decompress
+from gemmill.nn.cache_prefill import Attention, attend_by_torch, heads_of_pass
 
 _generations = counting()
 
@@ -48,26 +48,6 @@ class _Sequence:
     length: int
     generation: int = field(default_factory=_generations.__next__)
     """A number that no other sequence of any cache has. A sequence gets another where a copy replaces a page."""
-
-
-Attention = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
-"""Attention by queries, keys, values, a scale, and whether it is causal.
-
-Queries are [rows, heads, head_dim], the last tokens of a sequence. Keys and values are [tokens, KV heads, head_dim].
-"""
-
-
-def attend_by_torch(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
-    """An `Attention` by torch's scaled_dot_product_attention."""
-    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes 2 s
-
-    rows, tokens = len(q), len(keys)
-    # torch's own causal mask is of the first tokens; where there are as many rows it is the same, and its kernels are faster.
-    mask = causal_lower_right(rows, tokens) if causal and rows != tokens else None
-    given = (x.transpose(0, 1)[None] for x in (q, keys, values))
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != keys.shape[1]}
-    out = scaled_dot_product_attention(*given, attn_mask=mask, is_causal=causal and rows == tokens, **options)
-    return out[0].transpose(0, 1)
 
 
 def _check_queries(step: Step, q: Tensor) -> None:
@@ -274,21 +254,38 @@ class CompressedKVCache:
         """Attend as `attend` does, by restored keys and values: the way for many new tokens.
 
         q is [sequences, new tokens of each, heads, head_dim]; the result has a value's elements. It restores one sequence after the
-        other, and attends over it by `attention`, or by torch's scaled_dot_product_attention. Neither q nor the result
-        is in the rotated basis. Raises ValueError as `attend`.
+        other, of a long one some KV heads at a time, and attends over them by `attention`, or by torch's
+        scaled_dot_product_attention. Neither q nor the result is in the rotated basis. Raises ValueError as `attend`.
         """
         self._check_step(step)
         _check_queries(step, q)
+        kv_heads, group = self.spec.kv_heads, q.shape[2] // self.spec.kv_heads
+        if q.shape[2] != group * kv_heads:
+            raise ValueError(
+                f"Queries of {q.shape[2]} heads were given; this cache has {kv_heads} KV heads: give a multiple of {kv_heads}."
+            )
         factor = self.spec.head_dim**-0.5 if scale is None else scale
         attended = attention or attend_by_torch
         elements, page = self.spec.values.head_dim, self.spec.page_size
         out = q.new_empty((*q.shape[:3], elements))
         within = torch.arange(page, device=q.device, dtype=torch.int64)
+        token_bytes = (self.spec.head_dim + elements) * q.element_size()
         for i, length in enumerate(step.lengths):
             table = step.block_table[i, : -(-length // page)].long()
             slots = (table[:, None] * page + within).flatten()[:length]
-            where = self.data[layer], slots, self.spec.head_dim, self.format, self.spec.seed
-            out[i] = attended(q[i], *kv_decompress(*where, q.dtype, value_dim=elements), factor, causal)
+            heads = heads_of_pass(kv_heads, q.shape[1] * group, length * token_bytes)
+            for first in range(0, kv_heads, heads):
+                own = slice(first * group, (first + heads) * group)
+                where = (
+                    self.data[layer][:, first : first + heads],
+                    slots,
+                    self.spec.head_dim,
+                    self.format,
+                    self.spec.seed,
+                )
+                restored = kv_decompress(*where, q.dtype, value_dim=elements)
+                out[i, :, own] = attended(q[i][:, own], *restored, factor, causal)
+                del restored  # the next pass takes its memory
         return out
 
     def load_pages(self, data: Tensor, tag: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmill.families.kv_cache.bounds import BF16, F16, F32, Arithmetic, attention_bound
+from gemmill.families.kv_cache.bounds import BF16, F16, F32, WEIGHT_SHARE, Arithmetic, attention_bound
 from gemmill.families.kv_cache.formats import (
     PRESETS,
     CacheFormat,
@@ -36,6 +36,7 @@ from gemmill.families.kv_cache.reference.vectors import (
     decompress,
     transformed_queries,
 )
+from gemmill.locations import kernels_dir
 
 OWN = [
     cache_format(VectorFormat(method=k, bits=kb), VectorFormat(method=v, bits=vb))
@@ -360,3 +361,8 @@ def test_skipped_slots_and_dense_rotations() -> None:
     assert bool((found[0] == 0).all())
     other = replace(spec, seed=1)
     assert float((decompress(read(cache, other, KEYS, torch.tensor([1]), 2), other.keys)[1] - k[1]).norm()) > 5
+
+
+def test_bounds_and_kernels_have_the_same_headroom_of_maxima() -> None:
+    header = (kernels_dir() / "kv_cache/decode_tiles.cuh").read_text()
+    assert f"constexpr float kHeadroom = {-math.log2(WEIGHT_SHARE):.1f}f;" in header

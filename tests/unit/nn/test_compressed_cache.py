@@ -15,7 +15,8 @@ from gemmill.families.kv_cache.formats import RotationKind
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, attention
 from gemmill.families.kv_cache.reference.rotations import rotate
 from gemmill.nn import CompressedKVCache
-from gemmill.nn.compressed_cache import Step, attend_by_torch
+from gemmill.nn.cache_prefill import attend_by_torch
+from gemmill.nn.compressed_cache import Step
 
 PAGE = (Path(__file__).parents[3] / "docs/kv_cache.md").read_text()
 
@@ -112,6 +113,33 @@ def test_prefilling_restores_and_gives_what_attending_gives(past: int, causal: b
     assert seen == [((7, 4, 64), (n, 2, 64), (n, 2, 64), 0.2, causal) for n in lengths]
     with pytest.raises(ValueError, match="make a step for sequences of as many"):
         cache.prefill(step, q[:1])
+    with pytest.raises(ValueError, match="3 heads were given; this cache has 2 KV heads: give a multiple of 2"):
+        cache.prefill(step, q[:, :, :3])
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "heads"),
+    [(1, 1, 1), (14, 1, 1), (15, 1, 2), (1, 7 * 256, 1), (1, 7 * 256 + 1, 2), (1, 1 << 40, 6)],
+)
+def test_prefilling_restores_few_heads_of_a_long_sequence(
+    monkeypatch: pytest.MonkeyPatch, rows: int, size: int, heads: int
+) -> None:
+    """As few as give a pass so many rows and bytes; of six heads 1, 2, 3 or 6. Each pass has its own heads' queries."""
+    monkeypatch.setattr("gemmill.nn.cache_prefill.LEAST_ROWS", rows)
+    monkeypatch.setattr("gemmill.nn.cache_prefill.LEAST_BYTES", size)
+    cache = small(kv_heads=6)
+    step = cache.append({cache.allocate(): 7})
+    cache.store(step, vectors(7, 5, heads=6), vectors(7, 6, heads=6))
+    q, seen = vectors(7, 8, heads=12)[None], []
+
+    def own(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
+        seen.append((q.shape[1], keys.shape[1], values.shape[1]))
+        return attend_by_torch(q, keys, values, scale, causal)
+
+    out = cache.prefill(step, q, attention=own)
+    wanted, _ = cache.attend(step, q)
+    assert seen == [(2 * heads, heads, heads)] * (6 // heads)
+    assert (out.float() - wanted.float()).norm() < 0.02 * wanted.float().norm()
 
 
 def test_a_fork_shares_pages_until_it_writes() -> None:

@@ -45,6 +45,8 @@ from gemmill.families.kv_cache.reference.vectors import Fields, decode, has_sign
 DEVIATIONS = 6.0
 _SECOND_ORDER = 1.1
 """The factor by which bounds grow for products of two errors, where a score's error is a tenth at most."""
+WEIGHT_SHARE = 2.0**-3
+"""The share of a row's largest weight that kernels give it at least: running maxima have headroom (decode_tiles.cuh)."""
 _EXP_STEPS = 8
 """Units (2^-24) that exp2 on the device and the scaling of its argument lose."""
 
@@ -294,7 +296,7 @@ def output_limit(wanted: Tensor, bound: Tensor, length: int, dtype: torch.dtype)
     Weights may be f16's smallest numbers. Then each of `length` values is off by half of such a step, times a centroid
     below 1, through the rotation back.
     """
-    smallest = length * 2.0**-25 * wanted.shape[-1] ** 0.5
+    smallest = length * 2.0**-25 / WEIGHT_SHARE * wanted.shape[-1] ** 0.5
     limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
     return limit
 

@@ -278,6 +278,12 @@ def test_attends(kernels: ctypes.CDLL, kernel: tuple[DType, int, int, int, int],
         assert_right(kernels, DECODES[kernel], case, sm_count=40)
 
 
+def test_adds_many_slices_of_long_vectors(kernels: ctypes.CDLL) -> None:
+    """Eleven, by a block a row."""
+    case = DecodeCase(head_dim=512, format="k_eden4_v_eden4", lengths=(700,), heads=2, kv_heads=1, has_sinks=True)
+    assert_right(kernels, "decode_bf16_d512_k4v4", case, sm_count=40)
+
+
 DEALT = {
     "decode_f16_d128_k4v4": (DecodeCase, {"dtype": DType.F16, "heads": 5, "rows": 1, "page": 64}),
     "decode_bf16_d512_k4v4": (DecodeCase, {"head_dim": 512, "heads": 2, "rows": 1, "page": 64, "has_sinks": True}),

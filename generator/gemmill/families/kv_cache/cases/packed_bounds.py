@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmill.arithmetic import FLOAT32_UNIT, grouped, half_unit_in_last_place
-from gemmill.families.kv_cache.bounds import F16, outside, rotation_loss, score_loss, sum_loss
+from gemmill.families.kv_cache.bounds import F16, WEIGHT_SHARE, outside, rotation_loss, score_loss, sum_loss
 from gemmill.families.kv_cache.codebooks import Codebook
 from gemmill.families.kv_cache.formats import E2M1_GROUP, OWN_METHODS, Method, RotationKind, VectorSpec
 from gemmill.families.kv_cache.reference.bits import unpack_codes, unpack_float16
@@ -159,7 +159,7 @@ def packed_output_limit(wanted: Tensor, bound: Tensor, values: Fields, spec: Vec
     decoded = joined(decode(values, spec)).nan_to_num(posinf=0.0, neginf=0.0).abs()
     largest = float(decoded.max()) if decoded.numel() else 0.0
     root = wanted.shape[-1] ** 0.5 * (wanted.shape[-1] ** 0.5 if has_signs(spec) else 1.0)
-    smallest = (decoded.shape[0] * 2.0**-22 * max(1.0, largest * 2.0**-14) + 2.0**-23 * largest) * root
+    smallest = (decoded.shape[0] * 2.0**-22 / WEIGHT_SHARE * max(1.0, largest * 2.0**-14) + 2.0**-23 * largest) * root
     limit: Tensor = bound + smallest + half_unit_in_last_place(wanted.abs() + bound, dtype)
     return limit
 
