@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
     score_latent_tile<Element, Shape>(quarters, table, tile, queries, latent, rotary);
     weigh_latent_tile<Shape>(running, latent, rotary, norms, params.scale, stage * kLatentTokens + quarters.own, maxima, weights, 1 + group);
     publish_stores();
-    sync_threads(1 + group, 128);
+    sync_threads(1 + group, 128);  // the tile is whole
     add_latent_tile<Shape>(running, of_tile, of_weights);
     sync_threads(1 + group, 128);  // the tile is free
   }
