@@ -121,6 +121,12 @@ struct LatentQuarters {
 #pragma unroll
     for (int i = 0; i < 2; ++i) rotary[which][i] = piece(i, Shape::kRotaryAt + 64 * which);
   }
+  // From a stage to the warpgroup's next.
+  __device__ __forceinline__ void move_on(int stage) {
+    move_to(stage + Shape::kGroups);
+    look_up(stage + 2 * Shape::kGroups);
+    fetch_norms();
+  }
   __device__ __forceinline__ void fetch_norms() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -173,22 +179,13 @@ struct LatentRunning {
   }
 };
 
-// Decodes a stage to `tile` and multiplies it by the queries; the next stage's pieces follow as registers become free. The rotary part comes
-// first, and its next pieces last: meanwhile its registers serve the decoder.
+// Decodes a stage to `tile` and multiplies it by the queries. Of the two first pieces of codes the rotary part takes the registers, and gives
+// them back to the next stage's; other pieces follow their own.
 template <class Element, class Shape>
-__device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarters, LatentTable const& table, uint8_t* tile, uint64_t queries,
+__device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarters, int stage, LatentTable const& table, uint8_t* tile, uint64_t queries,
                                                   float (&latent)[Shape::kRows / 2], float (&rotary)[Shape::kRows / 2]) {
   int const g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   int const line = threadIdx.x % 128 / 32 * 16 + 2 * (g & 4 | (g & 1) << 1 | (g & 2) >> 1);  // of token g; token g + 8 has the next
-  begin_products();
-#pragma unroll
-  for (int step = 0; step < 2 * Shape::kRotaryPieces; ++step) {
-    uint4 const(&pieces)[2] = quarters.rotary[step / 2];
-    uint32_t const a[4] = {word_of(pieces[0], step % 2 * 2), word_of(pieces[1], step % 2 * 2), word_of(pieces[0], step % 2 * 2 + 1),
-                           word_of(pieces[1], step % 2 * 2 + 1)};
-    ColumnProducts<Element>::begin(rotary, a, queries + (Shape::kChunks * Shape::kQueryChunk + step * 32) / 16, step > 0);
-  }
-  end_group_of_products();
 #pragma unroll
   for (int i = 0; i < Shape::kCodePieces; ++i) {
 #pragma unroll
@@ -207,14 +204,26 @@ __device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarter
         uint64_t const b = queries + (chunk * Shape::kQueryChunk + (step + half) * 32) / 16;
         ColumnProducts<__half>::begin(latent, a[half], b, chunk + step + half > 0);
       }
-      if (unit % 2 == 1) end_group_of_products(), wait_for_products<1>();
+      end_group_of_products();
+      wait_for_products<1>();
     }
-    quarters.fetch_codes(i);
+    if (i < Shape::kRotaryPieces) quarters.fetch_rotary(i);
+    else quarters.fetch_codes(i);
+    if (i + 1 == Shape::kRotaryPieces) quarters.move_on(stage);
   }
+  begin_products();
+#pragma unroll
+  for (int step = 0; step < 2 * Shape::kRotaryPieces; ++step) {
+    uint4 const(&pieces)[2] = quarters.rotary[step / 2];
+    uint32_t const a[4] = {word_of(pieces[0], step % 2 * 2), word_of(pieces[1], step % 2 * 2), word_of(pieces[0], step % 2 * 2 + 1),
+                           word_of(pieces[1], step % 2 * 2 + 1)};
+    ColumnProducts<Element>::begin(rotary, a, queries + (Shape::kChunks * Shape::kQueryChunk + step * 32) / 16, step > 0);
+  }
+  end_group_of_products();
   wait_for_products<0>();
   settle(latent), settle(rotary);
 #pragma unroll
-  for (int i = 0; i < Shape::kRotaryPieces; ++i) quarters.fetch_rotary(i);
+  for (int i = 0; i < Shape::kRotaryPieces; ++i) quarters.fetch_codes(i);
 }
 
 // Scores to weights times norms, f16 [rows][64 tokens] in shared memory. Sums shrink where a row's maximum grows.
@@ -361,13 +370,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
   LatentTable const table(params.centroids.bits[0] + TileCodes<4>::kFirst);
   LatentQuarters<Shape> quarters(params.args, at);
   quarters.look_up(at.first_stage + group);
-  quarters.move_to(at.first_stage + group);
-  quarters.look_up(at.first_stage + group + Shape::kGroups);
-  quarters.fetch_norms();
+  quarters.move_on(at.first_stage + group - Shape::kGroups);
 #pragma unroll
   for (int i = 0; i < Shape::kCodePieces; ++i) quarters.fetch_codes(i);
-#pragma unroll
-  for (int i = 0; i < Shape::kRotaryPieces; ++i) quarters.fetch_rotary(i);
   lay_latent_queries<Element, Shape>(params, at, shared + Shape::kQueries);
   publish_stores();
   __syncthreads();
@@ -381,11 +386,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
 #pragma unroll 1
   for (int stage = at.first_stage + group; stage < at.end_stage; stage += Shape::kGroups) {
     float const norms[2] = {to_float(quarters.norms[0]), to_float(quarters.norms[1])};
-    quarters.move_to(stage + Shape::kGroups);
-    quarters.look_up(stage + 2 * Shape::kGroups);
-    quarters.fetch_norms();
     float latent[Shape::kRows / 2] = {}, rotary[Shape::kRows / 2] = {};
-    score_latent_tile<Element, Shape>(quarters, table, tile, queries, latent, rotary);
+    score_latent_tile<Element, Shape>(quarters, stage, table, tile, queries, latent, rotary);
     weigh_latent_tile<Shape>(running, latent, rotary, norms, params.scale, stage * kLatentTokens + quarters.own, maxima, weights, 1 + group);
     publish_stores();
     sync_threads(1 + group, 128);  // the tile is whole

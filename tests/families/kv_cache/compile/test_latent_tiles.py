@@ -16,8 +16,8 @@ NAMES = ("latent_bf16_d512_k4v4_r16", "latent_f16_d512_k4v4_r32")
 SIZES: tuple[dict[str, Any], ...] = (
     {"lengths": (37,), "heads": 16},
     {"lengths": (130, 0, 1), "heads": 5, "stays_rotated": True},
-    {"lengths": (150, 2), "rows": 3, "heads": 16},
-    {"lengths": (300,), "rows": 2, "heads": 10, "causal": False, "is_rotated": True},
+    {"lengths": (100, 2), "rows": 3, "heads": 11},
+    {"lengths": (210,), "rows": 2, "heads": 7, "causal": False, "is_rotated": True},
     {"lengths": (460,), "heads": 3},
 )
 
