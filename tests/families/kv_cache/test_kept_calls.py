@@ -1,4 +1,4 @@
-"""Calls that variants share: made anew for each, held against one reference."""
+"""Calls that variants share: made anew for each, compared with one reference."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
 
 _KEPT: OrderedDict[tuple["MadeCall", str], Kept] = OrderedDict()
-"""The latest calls that were held against their reference, by case and device."""
+"""The latest calls with their expected results, by case and device."""
 MOST_KEPT, _MOST_BYTES = 64, 2**25
 
 
@@ -54,9 +54,9 @@ class MadeCall(ABC):
         """Arguments in the order of the op's schema, outputs poisoned. On the meta device there is no data."""
 
     def run(self, device: str) -> CaseOutcome:
-        """Make the call, and hold it against the reference on the same device.
+        """Make the call, and compare it with the reference on the same device.
 
-        A call that was made lately gets its poisoned arguments back, and is held against the same expected values.
+        A repeated call gets its poisoned arguments back, and the same expected values.
         """
         kept = _KEPT.pop((self, device), None)
         if kept is None:
