@@ -93,8 +93,8 @@ struct LatentQuarters {
   __half norms[2];
 
   __device__ __forceinline__ LatentQuarters(gemmill_kv_latent_attention_args const& args, LatentPlace const& at)
-      : args(args), pages(args.block_table + at.batch * args.table_stride), page_shift(__ffs(static_cast<int>(args.page_size)) - 1),
-        last_page(static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}))), length(at.length), end_stage(at.end_stage) {
+      : args(args), pages(args.block_table + at.batch * args.table_stride), length(at.length), end_stage(at.end_stage) {
+    page_shift = __ffs(static_cast<int>(args.page_size)) - 1, last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
     own = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   }
   __device__ __forceinline__ void look_up(int stage) {
