@@ -1,11 +1,13 @@
 """Decode over caches of 512 elements, of fewer elements of values than of keys, and of latents (MLA), next to attention in bf16.
 
     python benchmarks/cache_dims.py --fa3-so _vllm_fa3_C.abi3.so
+    python benchmarks/cache_dims.py --only latents --tiles
     python benchmarks/cache_dims.py --cpu
 
 One query row a sequence. Each size is checked first: gemmill's output against exact attention over the restored vectors, by a relative
 error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2; the medians of the rounds are
 printed, and written as JSON. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
+With --tiles each kernel of latents has a side, pinned; without it gemmill chooses.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import gemmill
+from gemmill.runtime.ops import use_variant
 from gemmill.tuner.timing import Graph, settle
 from harness import devices
 from harness.written import write_json
@@ -36,6 +39,8 @@ LATENTS = ((16, 8192, 16), (16, 8192, 128), (1, 32768, 128), (64, 4096, 16))
 """Sequences, length and query heads."""
 TINY_PAGES, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
 OWN = "gemmill 4 bits"
+TILES = ("", "_r16", "_r32")
+"""Ends of the names of latents' kernels: by mma.sync, by WGMMA of 16 and of 32 rows."""
 Call = Callable[[], object]
 
 
@@ -97,7 +102,15 @@ def paged(
     return sides
 
 
-def latents(batch: int, length: int, heads: int, device: str, *, has_fa3: bool) -> dict[str, Call]:
+def pinned(name: str, call: Call) -> object:
+    """Make a call by a variant."""
+    with use_variant(name):
+        return call()
+
+
+def latents(
+    batch: int, length: int, heads: int, device: str, *, has_fa3: bool, tiles: Sequence[str] = ()
+) -> dict[str, Call]:
     """The same of latents."""
     whole = random(batch * length, 1, 576, device=device)
     latent, rotary = whole[..., :512].contiguous(), whole[..., 512:].contiguous()
@@ -111,10 +124,16 @@ def latents(batch: int, length: int, heads: int, device: str, *, has_fa3: bool) 
     q = random(batch, 1, heads, 576, device=device)
     call = partial(gemmill.kv_latent_attention, q, cache, table, lengths, scale=SCALE, seed=SEED)
     restored = gemmill.kv_decompress_keys(packed[:length], 512, format="eden4", seed=SEED)
-    check(call()[0][0, 0], exact(q[0, 0], torch.cat((restored, rotary[:length]), -1), restored))
+    own: dict[str, Call] = {OWN: call}
+    own |= {
+        f"{OWN}{end or '_mma'}": partial(pinned, f"sm90a_kvcache_latent_bf16_d512_k4v4{end}", call) for end in tiles
+    }
+    wanted = exact(q[0, 0], torch.cat((restored, rotary[:length]), -1), restored)
+    for side in own.values():
+        check(side()[0][0, 0], wanted)
     k = whole.unflatten(0, (batch, length)).transpose(1, 2)
     sdpa = partial(scaled_dot_product_attention, q.transpose(1, 2), k, k[..., :512], scale=SCALE, enable_gqa=True)
-    sides: dict[str, Call] = {OWN: call, "sdpa bf16": sdpa}
+    sides: dict[str, Call] = own | {"sdpa bf16": sdpa}
     if has_fa3:
         paged = [x.unflatten(0, (pages, PAGE)) for x in (rotary, latent)]
         queries = q[:, 0, :, 512:].contiguous(), q[:, 0, :, :512].contiguous()
@@ -130,7 +149,7 @@ def timed(copies: Sequence[dict[str, Call]]) -> dict[str, float | str]:
         try:
             graphs[name] = Graph([copy[name] for copy in copies])
         except (RuntimeError, NotImplementedError, torch.OutOfMemoryError) as error:
-            if name == OWN:  # a peer may lack a size; gemmill has them all
+            if name.startswith(OWN):  # a peer may lack a size; gemmill has them all
                 raise
             found[name] = str(error).splitlines()[0][:80]
     rounds = [{name: graph.round() for name, graph in graphs.items()} for _ in range(ROUNDS)]
@@ -141,6 +160,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Print a row for each size. Return 1 where an output is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fa3-so", metavar="PATH", help="vLLM's _vllm_fa3_C.abi3.so")
+    parser.add_argument("--tiles", action="store_true", help="time each kernel of latents too")
     parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
     parser.add_argument("--only", default="", help="only caches with this in their name")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
@@ -154,7 +174,7 @@ def main(given: Sequence[str] | None = None) -> int:
     lists = (
         (partial(paged, (512, 512)), "512", TINY_PAGES if told.cpu else LONG, 516),
         (partial(paged, (192, 128)), "192 and 128", TINY_PAGES if told.cpu else FEWER, 164),
-        (latents, "latents", TINY_LATENTS if told.cpu else LATENTS, 400),
+        (partial(latents, tiles=TILES if told.tiles else ()), "latents", TINY_LATENTS if told.cpu else LATENTS, 400),
     )
     for make, name, sizes, token_bytes in lists:
         for size in sizes if told.only in name else ():

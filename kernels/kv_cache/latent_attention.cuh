@@ -25,7 +25,7 @@ constexpr int kLatentThreads = 256, kLatentWarps = kLatentThreads / 32, kLatentT
 
 template <int kElements, int kTilesOfRows>
 struct LatentShape {
-  static constexpr int kHeadDim = kElements, kRowTiles = kTilesOfRows, kRows = 16 * kRowTiles;
+  static constexpr int kHeadDim = kElements, kRowTiles = kTilesOfRows, kRows = 16 * kRowTiles, kThreads = kLatentThreads;
   static constexpr int kTokenTiles = kRowTiles;  // of 8 tokens, of a warp's scores
   static constexpr int kOwnDim = kHeadDim / kLatentWarps, kOutTiles = kOwnDim / 8;
   static constexpr int kCodeBytes = kHeadDim / 2, kRotaryAt = kCodeBytes + 16, kTokenBytes = kRotaryAt + 2 * kRotaryDim;
@@ -309,21 +309,22 @@ __global__ void __launch_bounds__(kLatentThreads, 1) attend_latents(__grid_const
 struct LatentPlan {
   int64_t tile_rows, tiles, all_tiles, slices;
 
-  LatentPlan(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how) {
-    tile_rows = args.rows * args.heads <= 16 ? 16 : 64;
+  LatentPlan(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how, int rows) : tile_rows(rows) {
     tiles = (args.rows * args.heads + tile_rows - 1) / tile_rows, all_tiles = args.batch * tiles;
     int64_t const stages = (args.table_pages * args.page_size + kLatentTokens - 1) / kLatentTokens;
     slices = all_tiles == 0 ? 1 : slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
   }
 };
 
+inline int rows_of_latent_tile(gemmill_kv_latent_attention_args const& args) { return args.rows * args.heads <= 16 ? 16 : 64; }
+
 template <int kHeadDim>
 int64_t latent_workspace(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how) {
-  LatentPlan const plan(args, how);
+  LatentPlan const plan(args, how, rows_of_latent_tile(args));
   return Partial<kHeadDim>::bytes(plan.all_tiles * plan.slices * plan.tile_rows);
 }
 
-template <class Variant, class Element, class Shape>
+template <class Variant, class Element, class Shape, auto attend>
 int32_t attend_and_combine(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how, Centroids const& centroids, LatentPlan const& plan) {
   constexpr int kHeadDim = Shape::kHeadDim, kSharedBytes = Shape::kSharedBytes;
   int64_t const blocks = plan.all_tiles * plan.slices;
@@ -331,10 +332,9 @@ int32_t attend_and_combine(gemmill_kv_latent_attention_args const& args, gemmill
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const tiles = static_cast<int>(plan.tiles), slices = static_cast<int>(plan.slices), heads = static_cast<int>(args.heads);
   LatentParams<kHeadDim> params{args, partial, signs, centroids, tiles, slices, args.scale * kLog2E};
-  constexpr auto attend = attend_latents<Variant, Element, Shape>;
   if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
   void* to_attend[] = {&params};
-  LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(kLatentThreads), dim3(1), kSharedBytes};
+  LaunchShape const attends{dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   if (int32_t const error = launch_kernel<attend>(attends, how, to_attend); error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, nullptr, args.batch, args.rows, args.heads, 1,
                                       args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
@@ -347,10 +347,12 @@ int32_t attend_and_combine(gemmill_kv_latent_attention_args const& args, gemmill
 
 template <class Variant, class Element, int kHeadDim>
 int32_t latent_attention(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
-  LatentPlan const plan(args, how);
+  LatentPlan const plan(args, how, rows_of_latent_tile(args));
   if (plan.all_tiles == 0) return 0;
-  if (plan.tile_rows == 16) return attend_and_combine<Variant, Element, LatentShape<kHeadDim, 1>>(args, how, centroids, plan);
-  return attend_and_combine<Variant, Element, LatentShape<kHeadDim, 4>>(args, how, centroids, plan);
+  using Few = LatentShape<kHeadDim, 1>;
+  using More = LatentShape<kHeadDim, 4>;
+  if (plan.tile_rows == 16) return attend_and_combine<Variant, Element, Few, attend_latents<Variant, Element, Few>>(args, how, centroids, plan);
+  return attend_and_combine<Variant, Element, More, attend_latents<Variant, Element, More>>(args, how, centroids, plan);
 }
 
 }  // namespace gemmill::kv_cache

@@ -12,6 +12,7 @@ from gemmill.families.kv_cache import NAME
 from gemmill.families.kv_cache.call import shaped_call_of
 from gemmill.families.kv_cache.cases import CASES
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, of_config
+from gemmill.families.kv_cache.cases.latent_calls import LatentCase
 from gemmill.families.kv_cache.cases.measured import AttentionMaker
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase
 from gemmill.families.kv_cache.classes import class_of_config
@@ -301,3 +302,14 @@ def test_many_rows_are_attended_by_wgmma_and_few_are_not(table_of: Callable[...,
     for rows, is_many in ((1, False), (4, False), (128, True), (4096, True)):
         chosen = select(table, call_of(op, rows=rows, length=65536), SMS)
         assert (chosen.entry.config.tile_rows == MANY_ROWS) is is_many, rows
+
+
+def test_latents_have_tiles_of_16_rows_up_to_16_and_of_32_beyond(table_of: Callable[..., Any]) -> None:
+    """By WGMMA on sm90a; mma.sync is for architectures without it."""
+    table = table_of(
+        *(x for x in default(Arch.SM90A) if x.kind is KernelKind.LATENT and x.operands.dtype is DType.BF16)
+    )
+    for batch, rows, heads, tile in ((16, 1, 16, 16), (1, 1, 8, 16), (16, 1, 128, 32), (16, 2, 16, 32)):
+        call = asked(LatentCase(lengths=(8192,) * batch, rows=rows, heads=heads))
+        assert select(table, call, SMS).entry.config.tile_rows == tile, (batch, rows, heads)
+    assert not any(x.tile_rows for x in default(Arch.SM100A) if x.kind is KernelKind.LATENT)

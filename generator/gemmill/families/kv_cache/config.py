@@ -100,6 +100,8 @@ SLICES = (1, 4, 16, 32, 64, 128)
 """How many slices each sequence may have at most, whatever the batch."""
 FEW_ROWS, MANY_ROWS = 16, 128
 """Flat rows of a tile: of drafts, by twelve warps; of those of WGMMA, 64 for each of two warpgroups."""
+LATENT_ROWS = (16, 32)
+"""Flat rows of a tile of latents by WGMMA, whose rows are tokens."""
 WITHOUT_BITS = (KernelKind.HADAMARD, *OF_ANY_FORMAT)
 DTYPES = (DType.BF16, DType.F16)
 METHODS = (Method.EDEN, Method.TURBOQUANT_MSE)
@@ -142,7 +144,8 @@ class KvCacheConfig:
     """Flat rows (query rows times query heads of a KV head) of a tile of attention over pages.
 
     0: 8 or 16 of them, as a call has more than 8, by mma.sync, whose other operand are tokens. `FEW_ROWS`: always 16, by more
-    warps. `MANY_ROWS`: by WGMMA, which decodes each stage of keys and values once for all of them.
+    warps. `MANY_ROWS`: by WGMMA, which decodes each stage of keys and values once for all of them. Of latents: 0 for 16 or 64 by
+    mma.sync, `LATENT_ROWS` by WGMMA.
     """
     half_waves: int = HALF_WAVES[0]
     """How much of a device an attention's slices of tokens are to fill, in halves of the blocks that it holds at a
@@ -169,6 +172,8 @@ class KvCacheConfig:
     @property
     def template(self) -> str:
         """The path of its template below templates/kv_cache/."""
+        if self.tile_rows and self.kind is KernelKind.LATENT:
+            return "latent_tiles"
         if self.tile_rows:
             return "draft_attention" if self.tile_rows == FEW_ROWS else "prefill_attention"
         return _TEMPLATE[self.kind] if self.operands.slots is Slots.ANY else "slot_attention"
@@ -301,6 +306,8 @@ def _fixed_slices(c: KvCacheConfig) -> Iterator[str]:
 
 def offered_tile_rows(arch: Arch, kind: KernelKind, head_dim: int, bits: tuple[int, int]) -> tuple[int, ...]:
     """The numbers of a tile's rows for which a kind has kernels."""
+    if kind is KernelKind.LATENT:
+        return (0, *LATENT_ROWS) if arch is Arch.SM90A else (0,)
     has_wgmma = arch is Arch.SM90A and kind is KernelKind.DECODE and head_dim in _OF_WGMMA and min(bits) > 2
     return (0, FEW_ROWS, MANY_ROWS) if has_wgmma else (0,)
 

@@ -35,6 +35,7 @@ def spell(config: KvCacheConfig) -> Spelled:
             values["centroids"] = _centroids((dims[side], bits) for side, bits in sides.items())
         case KernelKind.LATENT:
             values["centroids"] = _centroids((x.head_dim, bits) for bits in sides.values())
+            values["tile_rows"] = config.tile_rows
         case KernelKind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)

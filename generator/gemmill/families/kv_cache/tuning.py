@@ -17,10 +17,12 @@ _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
 _SUM_PS = 200_000
 """Picoseconds of a block that the sum of a group's slice takes: 350 clocks of issue, predicted."""
-_LATENT_PS = 1_500_000
-"""Picoseconds of 64 latents by 16 rows: an estimate from clocks of shared memory, not measured."""
+_LATENT_PS = 5_400_000
+"""Picoseconds of 64 latents by 16 rows: 92.9 us for 16 stages of 128 blocks (H200, 2026-11-27, 3332e200)."""
 _WIDE_LATENT_PERMILLE = 2300
-"""The permille of `_LATENT_PS` that 64 rows take, by the same estimate."""
+"""The permille of `_LATENT_PS` that 64 rows take, an estimate from clocks of shared memory."""
+_LATENT_TILE_PS = {16: 860_000, 32: 1_370_000}
+"""Picoseconds of 64 latents by WGMMA and so many rows: 1,500 and 2,400 clocks, predicted."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
@@ -91,17 +93,18 @@ def _facts_of_pages(config: KvCacheConfig) -> RowFacts:
 
 
 def _facts_of_latents(config: KvCacheConfig) -> RowFacts:
+    rows = config.tile_rows
     return RowFacts(
         half_waves=config.half_waves,
         most_narrow=16,
-        narrow_rows=16,
-        wide_rows=64,
+        narrow_rows=rows or 16,
+        wide_rows=rows or 64,
         narrow_tokens=64,
         wide_tokens=64,
         heads=1,
         blocks_of_sm=1,
-        narrow_ps=_LATENT_PS,
-        wide_ps=_LATENT_PS * _WIDE_LATENT_PERMILLE // 1000,
+        narrow_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS),
+        wide_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS * _WIDE_LATENT_PERMILLE // 1000),
         start_ps=4 * _WORD,
         slice_ps=125_000,
         slices=config.slices,
@@ -173,9 +176,10 @@ def _order(config: KvCacheConfig) -> Order | None:
         return ALONE
     if not config.slices:
         return None
+    is_latent_tile = config.kind is KernelKind.LATENT and config.tile_rows > 0
     step, joined = (_STEP, "float32, in the order of tokens") if config.slices > 1 else (0, "")
     return Order(
-        instruction="wgmma" if config.tile_rows == MANY_ROWS else "mma.sync",
+        instruction="wgmma" if config.tile_rows == MANY_ROWS or is_latent_tile else "mma.sync",
         accumulator=DType.F32,
         slices=config.slices,
         slice_step=step,

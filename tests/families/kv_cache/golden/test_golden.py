@@ -16,6 +16,7 @@ CASES = {
     "draft_attention.cu": "sm90a_kvcache_decode_f16_d64_k3v3_r16",
     "prefill_attention.cu": "sm90a_kvcache_decode_bf16_d128_k4v4_r128",
     "latent_attention.cu": "sm90a_kvcache_latent_bf16_d512_k4v4",
+    "latent_tiles.cu": "sm90a_kvcache_latent_f16_d512_k4v4_r32",
     "pack.cu": "sm90a_kvcache_pack_bf16_d96",
     "unpack.cu": "sm90a_kvcache_unpack_f16_d64",
     "packed_scores.cu": "sm90a_kvcache_scores_bf16_d128",

@@ -41,12 +41,21 @@ Parts = dict[str, Tensor]
 
 def parts(op: str, before: Given, after: Given) -> Parts:
     """The errors of a call's results, from its arguments before and after the call."""
+    return parts_of(held(op, before, after))
+
+
+def held(op: str, before: Given, after: Given) -> Mapping[str, Tensor | Held]:
+    """A call's results next to their expected values, or their errors."""
     schema = BY_NAME[op]
     call = check(schema, of_arguments(schema, [before.get(name) for name in schema.arguments]))
     if not call["works"]:
         return {}
-    held = _HELD[list(KernelKind)[call["kind"]]](call, by_role(call, before), by_role(call, after))
-    return {name: x.part if isinstance(x, Held) else x for name, x in held.items()}
+    return _HELD[list(KernelKind)[call["kind"]]](call, by_role(call, before), by_role(call, after))
+
+
+def parts_of(results: Mapping[str, Tensor | Held]) -> Parts:
+    """The errors of results."""
+    return {name: x.part if isinstance(x, Held) else x for name, x in results.items()}
 
 
 def limits(op: str, after: Given) -> dict[str, Tensor]:

@@ -1,18 +1,39 @@
 """The common part of all calls by their sizes."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.cases.judging import parts, report, worst_part
+from gemmill.families.kv_cache.cases.held import Held
+from gemmill.families.kv_cache.cases.judging import held, parts_of, report, worst_part
 from gemmill.numerics.cases import CaseOutcome
 from gemmill.runtime.schemas import NAMESPACE, OpSchema
 from gemmill.vocab import DType
 
 SEED = 3
 POISON = 0xA5
+
+
+class Kept(NamedTuple):
+    """A call whose variants, which differ in the settings of a launch, share its data and its reference."""
+
+    after: dict[str, Any]
+    before: dict[str, Any]
+    results: dict[str, Held]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, one side."""
+        of_results = (x for each in self.results.values() for x in (each.wanted, each.limit))
+        return sum(x.nbytes for x in (*self.before.values(), *of_results) if isinstance(x, Tensor))
+
+
+_KEPT: OrderedDict[tuple["MadeCall", str], Kept] = OrderedDict()
+"""The latest calls with their expected results, by case and device."""
+MOST_KEPT, _MOST_BYTES = 64, 2**25
 
 
 class MadeCall(ABC):
@@ -33,12 +54,34 @@ class MadeCall(ABC):
         """Arguments in the order of the op's schema, outputs poisoned. On the meta device there is no data."""
 
     def run(self, device: str) -> CaseOutcome:
-        """Make the call, and hold it against the reference on the same device."""
-        after = dict(zip(self.schema.arguments, self.arguments(device), strict=True))
-        before = {name: copied(value) if isinstance(value, Tensor) else value for name, value in after.items()}
-        getattr(getattr(torch.ops, NAMESPACE), self.schema.name).default(*after.values())
-        found = parts(self.schema.name, before, after)
+        """Make the call, and compare it with the reference on the same device.
+
+        A repeated call gets its poisoned arguments back, and the same expected values.
+        """
+        kept = _KEPT.pop((self, device), None)
+        if kept is None:
+            after = dict(zip(self.schema.arguments, self.arguments(device), strict=True))
+            before = {name: copied(value) if isinstance(value, Tensor) else value for name, value in after.items()}
+        else:
+            after, before = kept.after, kept.before
+            for name, value in before.items():
+                if isinstance(value, Tensor):
+                    after[name].copy_(value)
+        self.make(after)
+        results = held(self.schema.name, before, after) if kept is None else kept.results
+        found = parts_of(results)
+        now = {name: x for name, x in results.items() if isinstance(x, Held) and x.got is after.get(name)}
+        if results and len(now) == len(results):
+            kept = Kept(after, before, now)
+            if kept.nbytes <= _MOST_BYTES:
+                _KEPT[self, device] = kept
+            while len(_KEPT) > MOST_KEPT:
+                _KEPT.popitem(last=False)
         return CaseOutcome(report=report(found), worst_fraction=max(map(worst_part, found.values()), default=0.0))
+
+    def make(self, arguments: dict[str, Any]) -> None:
+        """Make the call by torch's dispatcher."""
+        getattr(getattr(torch.ops, NAMESPACE), self.schema.name).default(*arguments.values())
 
 
 def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, seed: int = 0) -> Tensor:

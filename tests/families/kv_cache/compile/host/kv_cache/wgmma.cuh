@@ -37,7 +37,7 @@ struct Floats {
 inline Floats const floats;
 
 template <bool kAlongRows>
-float of_b(uint64_t b, int k, int column) {
+uint16_t bits_of_b(uint64_t b, int k, int column) {
   uint32_t const leading = (b >> 16 & 0x3FFF) << 4, stride = (b >> 32 & 0x3FFF) << 4;
   uint32_t address = (b & 0x3FFF) << 4;
   address += kAlongRows ? column / 64 * leading + column % 64 * 2 + k / 8 * stride + k % 8 * 128
@@ -45,8 +45,10 @@ float of_b(uint64_t b, int k, int column) {
   address ^= (address >> 7 & 7) << 4;
   uint16_t bits;
   memcpy(&bits, shared + address - on_host::kReservedBytes, sizeof bits);
-  return floats.of[bits];
+  return bits;
 }
+template <bool kAlongRows>
+float of_b(uint64_t b, int k, int column) { return floats.of[bits_of_b<kAlongRows>(b, k, column)]; }
 
 template <bool kAlongRows, int kSums>
 void multiply(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) {
