@@ -29,7 +29,7 @@ class Scales:
     k: int
     """Elements along K."""
     parts: int = 1
-    """Parts of the rows of as many each, in which blocks begin anew: 2 of gates and ups."""
+    """Parts of the rows of as many each, in which blocks begin again: 2 of gates and ups."""
 
     @property
     def are_words(self) -> bool:
