@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.config import Result
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, Result
 
 KINDS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
 ENDS = ("", "_swiglu")
 SCALES = ("", "_of_blocks")
 """Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
+FINE = "_of_blocks_32"
+"""Behind a kind of a dense layer: of A in 1 x 32 and of the weights in 32 x 32."""
 INTEGERS = "_int8"
 """Behind a kind, for operands of int8 with scales of rows and columns; others are of e4m3."""
 SILU = ("silu", 1.0, math.inf, 0.0)
@@ -40,7 +42,8 @@ class GatedWorkload:
     @property
     def result(self) -> Result:
         """The stored result."""
-        return KINDS[self.word.partition("_")[0]]
+        found = KINDS[self.word.partition("_")[0]]
+        return Result.FINE_GROUP if found is Result.GROUP and self.group == FINE_GROUP else found
 
     @property
     def activation(self) -> tuple[str, float, float, float]:
@@ -50,7 +53,12 @@ class GatedWorkload:
     @property
     def in_groups(self) -> bool:
         """Whether scales of the operands are in groups along K."""
-        return self.word.endswith(SCALES[1])
+        return self.word.endswith((SCALES[1], FINE))
+
+    @property
+    def group(self) -> int:
+        """Elements along K that share a scale, where any do, and results that do."""
+        return FINE_GROUP if self.word.endswith(FINE) else GROUP
 
     @property
     def is_of_integers(self) -> bool:
@@ -86,5 +94,6 @@ def after(
 ) -> Callable[[], object]:
     """The op after a product, with its arguments bound: SiLU's, whose time is that of others."""
     if out_scales is not None:
-        return partial(ops.silu_and_mul_per_block_quant.default, out, product, out_scales, 128)
+        group = out.shape[1] // out_scales.shape[1]
+        return partial(ops.silu_and_mul_per_block_quant.default, out, product, out_scales, group)
     return partial(ops.silu_and_mul_quant.default, out, product, static_scale)

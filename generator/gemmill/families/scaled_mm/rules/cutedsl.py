@@ -4,14 +4,12 @@ from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.own import OwnConfig
+from gemmill.gemm import fitting
 from gemmill.gemm.facts import Facts
 from gemmill.vocab import Arch, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
 MULTICAST_ROWS = 8
 """Rows of one swizzle pattern. A CTA loads whole patterns of the tile that its cluster shares."""
-
-PARTIAL_SETS = (2, 4)
-"""Sets of partial sums that a K step's units divide into evenly: a unit has its set when the kernel is compiled."""
 
 MOST_WITH_SCALED_COLUMNS = 128 * 128
 """The most elements of a tile whose columns of B have scales of their own.
@@ -74,14 +72,9 @@ def dsl_groups(config: KernelConfig) -> Iterator[str]:
 
 
 def dsl_partial_sets(config: KernelConfig) -> Iterator[str]:
-    """Sets take turns where each WGMMA is promoted by itself, and a K step's do not fit into registers at once."""
+    """Sets of partial sums take turns in the DSL's kernels of groups of one WGMMA."""
     sets = config.design.partial_sets
-    if sets == PARTIAL_SETS[0]:
-        return
-    if sets not in PARTIAL_SETS:
-        yield f"{sets} sets of partial sums: a K step's WGMMAs divide into {' or '.join(map(str, PARTIAL_SETS))}"
-    elif config.backend is not Backend.CUTEDSL or not Facts(config).alternates:
-        yield (
-            f"{sets} sets of partial sums take turns in the cutedsl backend's kernels of groups of 32, where K is not divided and "
-            "registers hold the sets, but not all sums of a K step"
-        )
+    if config.backend is Backend.CUTEDSL:
+        yield from fitting.check_partial_sets(Facts(config))
+    elif sets != fitting.PARTIAL_SETS[0]:
+        yield f"{sets} sets of partial sums are for the cutedsl backend: others have no sets"
