@@ -4,7 +4,8 @@
     python benchmarks/model_layers.py --rows 1,64 --no-experts
     python benchmarks/model_layers.py --dry-run --out-dir /tmp/dry
 
-A dense layer codes its rows and multiplies; `gemm` is the product alone, `quantise` the coding alone. SGLang's Triton kernel
+A dense layer codes its rows and multiplies; `gemm` is the product alone, `quantise` the coding alone. `folded 128 x 128` and
+`folded 1 x 128` are products of weights that prepack_blocks folded, whose codes are as many and scales fewer. SGLang's Triton kernel
 multiplies codes that gemmill makes. bf16 is torch.mm, with weights of twice the bytes. Experts code their rows by
 themselves; vLLM's are whole layers. Each layer's sides take turns in one run. The last lines sum the layers of each number
 of rows.
@@ -45,6 +46,8 @@ from timed.scaled_mm import GROUPS_32_TABLE
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GROUP = 32
+FOLDED = {"folded 128 x 128": 128, "folded 1 x 128": 1}
+"""Products of folded weights, by the columns of B that share a scale."""
 DENSE = tuple(dict.fromkeys((n, k) for _, n, k in GROUPS_32_TABLE))
 EXPERTS = "deepseek-v4.1"
 ROWS = (1, 16, 64, 512, 4096)
@@ -67,6 +70,10 @@ class Layer:
     """[M, K / 32], M-major."""
     plain: tuple[Tensor, ...]
     """The weights in bf16, [N, K]."""
+    folded_scales: Tensor
+    """Of x in groups of 128, [M, K / 128], M-major."""
+    folded_weights: dict[str, Tensor]
+    """Scales of folded weights."""
 
     @property
     def workload(self) -> Workload:
@@ -84,6 +91,12 @@ class Layer:
         op = torch.ops.gemmill.cutlass_scaled_mm.default
         return partial(op, x.out, self.codes, x.weights[i], self.scales, x.b_scales, None)
 
+    def multiplied_folded(self, i: int, fold: str) -> Call:
+        """The product by the i-th weights as if they were folded: times are the same."""
+        x = self.product
+        op = torch.ops.gemmill.cutlass_scaled_mm.default
+        return partial(op, x.out, self.codes, x.weights[i], self.folded_scales, self.folded_weights[fold], None)
+
 
 def layer_of(maker: GemmMaker, workload: Workload) -> Layer:
     """A layer with normal random activations."""
@@ -97,6 +110,11 @@ def layer_of(maker: GemmMaker, workload: Workload) -> Layer:
         codes=torch.empty_like(product.a),
         scales=x.new_empty((-(-k // GROUP), m), dtype=torch.float32).t(),
         plain=tuple((b.t().float() * scales).bfloat16() for b in product.weights),
+        folded_scales=x.new_ones((-(-k // 128), m), dtype=torch.float32).t(),
+        folded_weights={
+            fold: x.new_ones((-(-n // columns), -(-k // 128)), dtype=torch.float32).t()
+            for fold, columns in FOLDED.items()
+        },
     )
 
 
@@ -141,6 +159,10 @@ def dense_contenders(options: Namespace) -> list[LayerContender]:
         LayerContender(name=SUBJECT, call=lambda x, i: _one_after_the_other(x.coded(), x.multiplied(i))),
         LayerContender(name="gemm", call=lambda x, i: x.multiplied(i), complete=False),
         LayerContender(name="quantise", call=lambda x, i: x.coded(), complete=False),
+        *(
+            LayerContender(name=fold, call=lambda x, i, fold=fold: x.multiplied_folded(i, fold), complete=False)
+            for fold in FOLDED
+        ),
         LayerContender(name="bf16", call=lambda x, i: partial(torch.mm, x.x, x.plain[i].t())),
     ]
     for peer in sglang.contenders("scaled_mm", options, []):

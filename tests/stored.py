@@ -249,6 +249,7 @@ def layers() -> dict[tuple[str, str], tuple[dict[str, Tensor], Tensor]]:
         ("deepseek", "block128"): ({".weight": blocks, ".weight_scale_inv": block_scales}, block_values),
         ("deepseek", "block32"): ({".weight": fine, ".weight_scale_inv": fine_scales}, fine_values),
         ("deepseek-v4", "mxfp4"): (v4, values4),
+        ("deepseek-v4", "block32"): ({".weight": fine, ".scale": fine_scales.to(e8m0)}, fine_values),
         ("gpt-oss", "mxfp4"): (of_experts, experts.transpose(1, 2)),
         ("gpt-oss-torch", "mxfp4"): _gpt_oss("."),
     }

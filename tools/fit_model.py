@@ -4,7 +4,7 @@
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz                       # the loss today
     python tools/fit_model.py samples.jsonl.xz benchmarks/results/tune-*.jsonl.xz --evaluations 4000    # and fitted anew
     The same command with --write puts the fitted constants into both files of the model.
-    python tools/fit_model.py groups32.jsonl --evaluations 400 --only promoted_elements,promoted_unit,promoted_columns --write
+    python tools/fit_model.py groups32.jsonl --evaluations 400 --only promoted_latency,promoted_unit,promoted_column --write
 
 Takes journals of `gemmill tune` and benchmarks/samples.py. A part of the weights is held out, never of the rows: the printed
 loss is theirs. The loss of a shape is (time of the variant that the model puts first) / (time of the fastest timed),

@@ -6,7 +6,7 @@
 namespace gemmill {
 
 // The capacity of a call and of a row. Mirrored by gemmill.family.tuning, as the structures are by gemmill.runtime.packed.
-constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 17;
+constexpr int kMostSizes = 6, kMostAligned = 4, kMostFacts = 19;
 
 // The inputs of a choice in a call. Sizes and aligned operands are in the order in which its family names them, and 0 beyond them.
 struct Call {

@@ -8,7 +8,7 @@ namespace gemmill {
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct GemmFacts {
   int64_t raster_order, swizzle, splits, tile_m, tile_n, tile_k, columns, sharers_a, sharers_b;
-  int64_t pads, ctas_of_sm, overlaps, promotes, meets, stages, box_rows, cost_permille;
+  int64_t pads, ctas_of_sm, overlaps, promotes, meets, stages, box_rows, partials, by_turns, cost_permille;
 };
 static_assert(sizeof(GemmFacts) <= sizeof(Row::facts));
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.config import GROUP, Result
+from gemmill.families.gated_mm.config import Result
 from timed.gated_mm import experts as gated_experts
 from timed.gated_mm.experts import ExpertOperands
 from timed.gated_mm.layers import (
     CHECKED_COLUMNS,
     CHECKED_ROWS,
     ENDS,
+    FINE,
     GATHERED,
     INTEGERS,
     KINDS,
@@ -76,7 +77,8 @@ class GatedOperands:
     def part(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The last rows and columns of the first call, as operands of their own, and their results."""
         x, rows, columns = self, slice(-CHECKED_ROWS, None), min(CHECKED_COLUMNS, self.workload.hidden)
-        of_b = x.b_scales[:, -(2 * columns // GROUP) :] if x.workload.of.in_groups else x.b_scales[-2 * columns :]
+        group = x.workload.of.group
+        of_b = x.b_scales[:, -(2 * columns // group) :] if x.workload.of.in_groups else x.b_scales[-2 * columns :]
         given = {
             "a": x.a[rows],
             "b": x.weights[0][:, -2 * columns :],
@@ -85,7 +87,7 @@ class GatedOperands:
         }
         found = {"out": x.out[rows, -columns:]}
         if x.out_scales is not None:
-            found["out_scales"] = x.out_scales[rows, -(columns // GROUP) :]
+            found["out_scales"] = x.out_scales[rows, -(columns // group) :]
         return given, found
 
 
@@ -103,7 +105,7 @@ class GatedMaker:
         if workload.of.of_experts:
             self._weights = ()
             return self._of_experts.make(workload)
-        p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // GROUP)
+        p, n, k_groups = workload, 2 * workload.hidden, -(-workload.k // workload.of.group)
         if not self._weights or (self._weights[0].shape, self._weights[0].dtype) != ((p.k, n), p.of.dtype):
             self._weights = ()
             count = min(MOST_COPIES, -(-self._rotated_bytes // (n * p.k)))
@@ -111,14 +113,13 @@ class GatedMaker:
         return GatedOperands(
             workload=p,
             out=torch.empty((p.m, p.hidden), device=self._device, dtype=getattr(torch, p.of.result.dtype.torch_name)),
-            out_scales=torch.empty((p.m, p.hidden // GROUP), device=self._device)
-            if p.of.result is Result.GROUP
-            else None,
+            out_scales=torch.empty((p.m, p.hidden // p.of.group), device=self._device) if p.of.result.group else None,
             static_scale=torch.full((1,), 0.1, device=self._device) if p.of.result is Result.STATIC else None,
             a=self._numbers(p, p.m, p.k),
             weights=self._weights,
             a_scales=self._scales(k_groups, p.m).t() if p.of.in_groups else self._scales(p.m, 1),
-            b_scales=(self._scales(k_groups, n // GROUP) if p.of.in_groups else self._scales(n)) / self._largeness(p),
+            b_scales=(self._scales(k_groups, n // p.of.group) if p.of.in_groups else self._scales(n))
+            / self._largeness(p),
             product=torch.empty((p.m, n), device=self._device, dtype=torch.bfloat16),
         )
 
@@ -143,12 +144,22 @@ def workloads_of(options: Namespace) -> list[Workload]:
     names = options.op.split(",")
     if unknown := [name for name in names if name not in KINDS]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(KINDS)}")
-    layers = LAYERS if options.layers is None else LAYERS[: options.layers]
+    layers = layers_of(options.layers)
     rows = ROWS if options.rows is None else tuple(map(int, options.rows.split(",")))
     of_experts = [name for name in names if KINDS[name].of_experts]
     dense = [KINDS[name] for name in names if name not in of_experts]
     found = [kind.at(m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows]
     return [*found, *gated_experts.workloads_of(of_experts, options.expert_layers, options.tokens)]
+
+
+def layers_of(asked: str | None) -> list[tuple[int, int]]:
+    """The table's, the first so many of them, or those asked for as RESULTSxK with commas. Raises ValueError."""
+    if asked is None or asked.isdigit():
+        return list(LAYERS[: None if asked is None else int(asked)])
+    found = [tuple(map(int, layer.split("x"))) for layer in asked.split(",")]
+    if wrong := [layer for layer in found if len(layer) != 2]:
+        raise ValueError(f"layer {wrong[0]} has {len(wrong[0])} numbers, expected results x K, or a number of layers")
+    return [(hidden, k) for hidden, k in found]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -157,11 +168,11 @@ def add_options(parser: ArgumentParser) -> None:
         "--op",
         "--ops",
         default="groups,bf16",
-        help=f"kinds, with commas, of {', '.join(RESULTS)}, or with {ENDS[1]} and then {SCALES[1]} or {INTEGERS} behind; "
+        help=f"kinds, with commas, of {', '.join(RESULTS)}, or with {ENDS[1]} and then {SCALES[1]}, {FINE} or {INTEGERS} behind; "
         f"{PREFIX} before them stands for rows of experts, {GATHERED} behind for gathered ones",
     )
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
-    parser.add_argument("--layers", type=int, help=f"the first so many of {len(LAYERS)} layers")
+    parser.add_argument("--layers", help=f"the first so many of {len(LAYERS)} layers, or RESULTSxK with commas")
     parser.add_argument(
         "--tokens", help=f"of experts, with commas; {', '.join(map(str, gated_experts.TOKENS))} by default"
     )

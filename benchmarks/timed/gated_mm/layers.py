@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.gated_mm.config import Result
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, Result
 from timed.workload import Kind, Workload
 
 RESULTS = {"bf16": Result.BF16, "static": Result.STATIC, "groups": Result.GROUP}
 ENDS = ("", "_swiglu")
 SCALES = ("", "_of_blocks")
 """Behind a kind: of rows and columns, or of A in 1 x 128 and of the weights in 128 x 128."""
+FINE = "_of_blocks_32"
+"""Behind a kind of a dense layer: of A in 1 x 32 and of the weights in 32 x 32."""
 INTEGERS = "_int8"
 """Behind a kind, for operands of int8 with scales of rows and columns; others are of e4m3."""
 PREFIX, GATHERED = "experts_", "_gathered"
@@ -37,6 +39,8 @@ class GatedKind(Kind):
     """As the op takes it, with its numbers."""
     in_groups: bool
     """Whether scales of the operands are in groups along K."""
+    group: int = GROUP
+    """Elements along K that share a scale, where any do, and results that do."""
     dtype: torch.dtype = torch.float8_e4m3fn
     """Of the operands."""
     of_experts: bool = False
@@ -70,7 +74,7 @@ class GatedKind(Kind):
 
 
 def _kinds() -> Iterator[GatedKind]:
-    """Of dense layers, then of int8, of experts, and of experts with gathered rows."""
+    """Of dense layers, then in groups of 32, of int8, of experts, and of experts with gathered rows."""
     dense = [
         GatedKind(
             name=f"{word}{end}{scales}",
@@ -82,9 +86,15 @@ def _kinds() -> Iterator[GatedKind]:
     ]
     experts = [replace(kind, name=f"{PREFIX}{kind.name}", of_experts=True) for kind in dense]
     yield from dense
+    yield from (_fine(kind) for kind in dense if not kind.in_groups)
     yield from (replace(kind, name=kind.name + INTEGERS, dtype=torch.int8) for kind in dense if not kind.in_groups)
     yield from experts
     yield from (replace(kind, name=kind.name + GATHERED, gathered=True) for kind in experts)
+
+
+def _fine(kind: GatedKind) -> GatedKind:
+    result = Result.FINE_GROUP if kind.result is Result.GROUP else kind.result
+    return replace(kind, name=kind.name + FINE, in_groups=True, group=FINE_GROUP, result=result)
 
 
 KINDS = {kind.name: kind for kind in _kinds()}
@@ -95,5 +105,7 @@ def after(
 ) -> Callable[[], object]:
     """The op after a product, with its arguments bound: SiLU's, whose time is that of others."""
     if out_scales is not None:
-        return partial(ops.silu_and_mul_per_block_quant.default, out, product, out_scales, 128)
+        return partial(
+            ops.silu_and_mul_per_block_quant.default, out, product, out_scales, out.shape[1] // out_scales.shape[1]
+        )
     return partial(ops.silu_and_mul_quant.default, out, product, static_scale)

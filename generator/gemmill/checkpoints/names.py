@@ -143,13 +143,15 @@ class Spelling:
         )
 
     def write(self, weight: QuantizedWeight, experts: int | None = None) -> dict[str, Tensor]:
-        """The tensors of a layer by suffix; `experts` says how many share the rows."""
+        """The tensors of a layer by suffix; `experts` says how many share the rows. Raises ValueError for scales that the project
+        cannot store.
+        """
         codes, scales = weight.codes, weight.scales
         if experts is not None:
             codes = codes.view(experts, -1, scales.shape[1], codes.shape[1] // scales.shape[1])
             scales = scales.view(experts, -1, scales.shape[1])
         scales = swizzle(scales) if self.swizzled else scales
-        written = {self.codes: codes.view(self.codes_dtype), self.scales: scales.view(self.scales_dtype)}
+        written = {self.codes: codes.view(self.codes_dtype), self.scales: self._as_stored(scales)}
         if self.global_scale is not None:
             assert weight.global_scale is not None
             factor = 1 / weight.global_scale if self.multiplies else weight.global_scale
@@ -158,6 +160,19 @@ class Spelling:
             assert weight.zero_points is not None
             written[self.zero_points] = weight.zero_points.to(torch.int8)
         return written
+
+    def _as_stored(self, scales: Tensor) -> Tensor:
+        """Scales in the dtype of the project: float32 as ue8m0, or bytes as they are."""
+        if scales.dtype is not F32 or self.scales_dtype is not E8M0:
+            return scales.view(self.scales_dtype)
+        stored = scales.to(E8M0)
+        if not scales.is_meta and len(lost := (stored.float() != scales).nonzero()):
+            at = tuple(lost[0].tolist())
+            raise ValueError(
+                f"{self.project} stores scales as ue8m0, which are powers of two, and the one at {list(at)} is {scales[at].item()}: names of "
+                "deepseek store it"
+            )
+        return stored
 
     def absmax(self, stored: Tensor) -> Tensor:
         """The largest magnitude of the input, f32 [1], from the stored `input`."""
@@ -211,7 +226,7 @@ SPELLINGS = (
     Spelling(format="block32", **_DEEPSEEK | {"scales_dtype": E8M0}, read_only=True),
     Spelling(**_V4, format="mxfp4", codes_dtype=torch.int8),
     Spelling(**_V4, format="block128", codes_dtype=E4M3, read_only=True),
-    Spelling(**_V4, format="block32", codes_dtype=E4M3, read_only=True),
+    Spelling(**_V4, format="block32", codes_dtype=E4M3),
     Spelling(
         project="gpt-oss",
         codes="_blocks",

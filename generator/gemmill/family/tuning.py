@@ -8,7 +8,7 @@ from gemmill.family.order import Order
 from gemmill.family.shaped_call import ShapedCall
 from gemmill.family.sweep import Sweep
 
-MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 17
+MOST_SIZES, MOST_ALIGNED, MOST_FACTS = 6, 4, 19
 """The capacity of a call and of a row; mirrored by kernels/extension/selection.h."""
 
 

@@ -26,39 +26,43 @@ class Scales:
     """The dimension along K, from the last: -1 or -2."""
     rows: int
     """Rows of the operand; scales are of so many, or of blocks of as many as a group has elements."""
+    k: int
+    """Elements along K."""
+    parts: int = 1
+    """Parts of the rows of as many each, in which blocks begin again: 2 of gates and ups."""
 
     @property
     def are_words(self) -> bool:
         """Whether four lie in an int32."""
         return self.values.dtype is torch.int32
 
-    def counts(self, k: int, size: int) -> tuple[tuple[int, int], ...]:
+    def counts(self, size: int) -> tuple[tuple[int, int], ...]:
         """Numbers of scales, or of words, along rows and along K that there may be in groups of a size: of rows, of blocks."""
-        groups = -(-k // size)
+        groups = -(-self.k // size)
         along = -(-groups // OF_WORD) if self.are_words else groups
-        return (self.rows, along), (-(-self.rows // size), along)
+        return (self.rows, along), (self.parts * -(-self.rows // self.parts // size), along)
 
-    def fits(self, k: int, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Whether they can be of groups of a size."""
         if self.values.dim() < 2:
             return False
         found = self.values.shape[-3 - self.along_k], self.values.shape[self.along_k]
-        return found in self.counts(k, size)
+        return found in self.counts(size)
 
 
-def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, check: bool) -> tuple[Tensor, Tensor]:
-    """Scales of A and of B in float32. Bytes keep their shape and layout.
+def as_float32(op: str, a: Scales, b: Scales, sizes: Sequence[int], *, check: bool) -> tuple[Tensor, Tensor]:
+    """Scales of two operands of one call in float32. Bytes keep their shape and layout.
 
     Scales in float32, and those of other dtypes, come back as they are: the op checks them. `sizes` are the op's sizes
     of groups. Raises RuntimeError with one sentence for words of unknown groups, or of several alike, and with `check`
     for a byte of 255, which waits for the device.
     """
-    size = _size_of_words(op, a, b, k, sizes) if a.are_words or b.are_words else 0
+    size = _size_of_words(op, a, b, sizes) if a.are_words or b.are_words else 0
     found = []
     for x in (a, b):
         values = x.values
         if x.are_words:
-            values = _of_words(x, -(-k // size))
+            values = _of_words(x, -(-x.k // size))
         elif values.dtype in BYTES:
             values = values.view(torch.float8_e8m0fnu).float()
         if check and values is not x.values:
@@ -67,20 +71,21 @@ def as_float32(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int], *, c
     return found[0], found[1]
 
 
-def _size_of_words(op: str, a: Scales, b: Scales, k: int, sizes: Sequence[int]) -> int:
+def _size_of_words(op: str, a: Scales, b: Scales, sizes: Sequence[int]) -> int:
     """The elements along K of a group, which words do not determine. Both operands have the same."""
-    fitting = [size for size in sizes if a.fits(k, size) and b.fits(k, size)]
+    fitting = [size for size in sizes if a.fits(size) and b.fits(size)]
     if len(fitting) == 1:
         return fitting[0]
-    words, shapes = (a if a.are_words else b), f"{a.name} is {list(a.values.shape)} and {b.name} {list(b.values.shape)}"
+    words = a if a.are_words else b
+    shapes = f"{a.name} is {list(a.values.shape)} and {b.name} {list(b.values.shape)}"
     if fitting:
         raise RuntimeError(
-            f"{op}: {shapes}, of int32 words: for K = {k} groups of {' or '.join(map(str, fitting))} have as many; give bytes, as "
+            f"{op}: {shapes}, of int32 words: for K = {words.k} groups of {' or '.join(map(str, fitting))} have as many; give bytes, as "
             "words.view(torch.uint8) has them"
         )
-    wanted = " or ".join(f"{words.counts(k, size)[0][1]} of groups of {size}" for size in sizes)
+    wanted = " or ".join(f"{words.counts(size)[0][1]} of groups of {size}" for size in sizes)
     raise RuntimeError(
-        f"{op}: {shapes}: {words.name} are int32, words of {OF_WORD} ue8m0 bytes along K, and for K = {k} there are {wanted}; both operands "
+        f"{op}: {shapes}: {words.name} are int32, words of {OF_WORD} ue8m0 bytes along K, and for K = {words.k} there are {wanted}; both operands "
         "have groups of one size"
     )
 

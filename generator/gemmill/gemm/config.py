@@ -94,6 +94,8 @@ class Design:
     slice_step: int | None = None
     """Elements along K of which slices are multiples, where K is divided; None: those of a K step. Kernels of different depth
     deal K alike with one step."""
+    partial_sets: int = 2
+    """Sets of partial sums that a kernel of groups of one WGMMA has by turns: one is promoted while the others are multiplied."""
     alignment_a: int = 16
     """Elements: every row of A starts at a multiple of this many."""
     alignment_b: int = 16

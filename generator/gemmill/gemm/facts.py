@@ -129,8 +129,8 @@ class Facts:
 
     @property
     def alternates(self) -> bool:
-        """Whether it promotes one WGMMA's sums while the next one's run, in two sets by turns, several in a K step."""
-        registers = (self.slabs + 2) * self.unit_registers + self.factors
+        """Whether it promotes one WGMMA's sums while the next ones run, in sets by turns, several in a K step."""
+        registers = (self.slabs + self.config.design.partial_sets) * self.unit_registers + self.factors
         alone = self.divides_k or self.pingpong
         small = self.units * self.unit_registers <= PARTIAL_REGISTERS
         return self.promotes_each_mma and not alone and not small and registers <= OVERLAP_REGISTERS
@@ -143,7 +143,9 @@ class Facts:
             return self.slabs
         if not self.promoted:
             return 0
-        if self.overlapped or self.alternates:
+        if self.alternates:
+            return self.config.design.partial_sets
+        if self.overlapped:
             return 2
         fitting = PARTIAL_REGISTERS // self.unit_registers
         if self.units <= fitting:
@@ -165,7 +167,7 @@ class Facts:
     def factor_sets(self) -> int:
         """Sets of a unit's scales in registers."""
         if self.alternates:
-            registers = (self.slabs + 2) * self.unit_registers + 2 * self.factors
+            registers = self.accumulator_registers + 2 * self.factors
             return 2 if registers <= (AHEAD_REGISTERS if self.moves_registers else OVERLAP_REGISTERS) else 1
         return 2 if self.factors_ahead else self.partials
 

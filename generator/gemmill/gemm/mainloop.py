@@ -307,13 +307,14 @@ def accumulate_by_turns(
     place: tuple,
     meanwhile: cutlass.Constexpr,
 ):
-    """Promotes one unit's sums while the next one's multiplications run, with two sets of partial sums in turn.
+    """Promotes one unit's sums while the next ones' multiplications run, with sets of partial sums in turn.
 
-    A K step has an even number of units, so each unit has its set when the kernel is compiled. The last step has two
+    The sets divide a K step's units, so each unit has its set when the kernel is compiled. The last step has two
     copies: where one follows the loop and what precedes it, ptxas makes every instruction wait (C7514).
     """
     loop.pipeline.consumer_wait(state)
-    multiply_unit(plan, loop, 0, 0, state.stage)
+    for unit in cutlass.range_constexpr(plan.partials - 1):
+        multiply_unit(plan, loop, unit, unit, state.stage)
     if cutlass.const_expr(plan.factor_sets == 2):
         read_unit_factors(plan, loop, 0, 0, state.stage, place)
     for _ in cutlass.range(count - 2, unroll=1):
@@ -334,36 +335,35 @@ def step_by_turns(
     is_last: cutlass.Constexpr,
     meanwhile: cutlass.Constexpr,
 ):
-    """One K step, whose first unit's multiplications run already. Returns the state of the next one, whose
-    first unit's do then.
+    """One K step, of which all units but one that sets hold are multiplied already. Returns the state of the next one, of
+    which as many are then.
 
     With two sets of factors, a unit's are read while the one before it is promoted.
     """
     pipeline = loop.pipeline
-    ahead = plan.factor_sets == 2
+    ahead, others = plan.factor_sets == 2, plan.partials - 1
     following = pipeline.advance(state)
     for unit in cutlass.range_constexpr(plan.units):
-        turn = unit % 2
+        turn, issued = unit % 2, unit + others
         ends = unit + 1 == plan.units
-        if cutlass.const_expr(not ends):
-            multiply_unit(plan, loop, unit + 1, 1 - turn, state.stage)
-            if cutlass.const_expr(ahead):
-                read_unit_factors(plan, loop, unit + 1, 1 - turn, state.stage, place)
+        if cutlass.const_expr(issued < plan.units):
+            multiply_unit(plan, loop, issued, issued % plan.partials, state.stage)
         elif cutlass.const_expr(not is_last):
-            pipeline.consumer_wait(following)
-            multiply_unit(plan, loop, 0, 0, following.stage)
-            if cutlass.const_expr(ahead):
-                read_unit_factors(plan, loop, 0, 0, following.stage, place)
+            if cutlass.const_expr(issued == plan.units):
+                pipeline.consumer_wait(following)
+            multiply_unit(plan, loop, issued - plan.units, issued % plan.partials, following.stage)
+        if cutlass.const_expr(ahead and not ends):
+            read_unit_factors(plan, loop, unit + 1, 1 - turn, state.stage, place)
+        elif cutlass.const_expr(ahead and not is_last):
+            read_unit_factors(plan, loop, 0, 0, following.stage, place)
         if cutlass.const_expr(not ahead):
             read_unit_factors(plan, loop, unit, 0, state.stage, place)
         if cutlass.const_expr(ends and is_last):
             meanwhile(0)
-            warpgroup.wait_group(0)
-        else:
-            warpgroup.wait_group(1)
+        warpgroup.wait_group(min(others, plan.units - 1 - unit) if is_last else others)
         if cutlass.const_expr(ends):
             pipeline.consumer_release(state)
-        promote(plan, loop, unit, turn, turn if ahead else 0, place)
+        promote(plan, loop, unit, unit % plan.partials, turn if ahead else 0, place)
     return following
 
 

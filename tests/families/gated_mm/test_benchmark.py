@@ -10,7 +10,7 @@ from timed.gated_mm import BENCHMARK
 from timed.gated_mm.calls import GatedMaker, workloads_of
 from timed.gated_mm.contenders import GatedContender, Separate, check
 
-OPTIONS = Namespace(op="groups", layers=1, rows="4", tokens="1,9", expert_layers="4x2x256x256")
+OPTIONS = Namespace(op="groups", layers="1", rows="4", tokens="1,9", expert_layers="4x2x256x256")
 KINDS = [
     f"experts_{kind}{scales}{way}"
     for kind in ("groups", "static", "bf16_swiglu")
@@ -26,7 +26,18 @@ class Once:
         return [call() for call in calls]
 
 
-@pytest.mark.parametrize("kind", ["groups", "static_of_blocks", "groups_int8", "bf16_swiglu_int8", *KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "groups",
+        "static_of_blocks",
+        "groups_int8",
+        "bf16_swiglu_int8",
+        "groups_of_blocks_32",
+        "static_swiglu_of_blocks_32",
+        *KINDS,
+    ],
+)
 def test_all_contenders_take_what_is_made(kind: str) -> None:
     for workload in map(BENCHMARK.tiny, workloads_of(replace_op(kind))):
         x = GatedMaker(torch.device("cpu"), 1).make(workload)
@@ -49,6 +60,15 @@ def test_a_wrong_result_is_not_timed(kind: str) -> None:
     check(x, x.call(torch.ops.gemmill, 0))
     with pytest.raises(WrongResult):
         check(x, wrong)
+
+
+def test_layers_may_be_named() -> None:
+    found = workloads_of(Namespace(**vars(OPTIONS) | {"op": "groups_of_blocks_32", "layers": "2304x5120,96x64"}))
+    assert [(p.hidden, p.k, p.of.group, p.of.result.group) for p in found] == [(2304, 5120, 32, 32), (96, 64, 32, 32)]
+    with pytest.raises(
+        ValueError, match=r"^layer \(2304,\) has 1 numbers, expected results x K, or a number of layers$"
+    ):
+        workloads_of(Namespace(**vars(OPTIONS) | {"layers": "2304,96x64"}))
 
 
 def test_experts_have_all_their_tokens() -> None:

@@ -63,12 +63,18 @@ def test_kernels_of_groups_of_32() -> None:
     least = {
         x.design.tile_shape_mnk for x in found if x.epilogue.result is Result.FINE_GROUP and not x.operands.by_expert
     }
+    (four,) = {x.design.tile_shape_mnk for x in found if x.design.partial_sets == 4}
+    assert four == (64, 64, 128)
     assert least == {(64, 16, 256), (64, 64, 128), (128, 128, 128)} | {(128, 64, 128)}
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        (
+            {"tile_shape_mnk": (64, 128, 128), "partial_sets": 4},
+            "4 sets of partial sums take turns in groups of 32 where K is not divided and registers hold the sets, but not all sums of a K step",
+        ),
         (
             {"tile_shape_mnk": (64, 96, 128)},
             "tile of 96 columns: it begins within blocks of 32 gates and ups",

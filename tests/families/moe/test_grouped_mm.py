@@ -359,6 +359,18 @@ def test_the_model_gives_few_rows_small_tiles(m: int, tile_m: int) -> None:
     assert min(rows, key=lambda row: model_ns(row, call, 132)).facts.tile_m == tile_m
 
 
+@pytest.mark.parametrize(("n", "k", "us"), [(4608, 5120, 4359), (5120, 2304, 2147)])
+def test_the_model_knows_what_promotions_of_groups_of_32_take(n: int, k: int, us: int) -> None:
+    """24,576 rows of V4.1's 384 experts by tiles of 128 rows (H200, 2026-11-27, 144bc97a): it told 2,366 and 1,222 us."""
+    groups_32 = Operands(dtype=DType.E4M3, out_dtype=DType.BF16, group_size=32)
+    config = next(
+        c for c in tiled(Arch.SM90A) if c.operands == groups_32 and c.design.tile_shape_mnk == (128, 128, 128)
+    )
+    row = next(iter(TUNING.rows(config, 0)))
+    call = ShapedCall(family="moe", call_class=row.call_class, sizes=(24576, n, k, 384), alignments=(16, 16, 16))
+    assert model_ns(row, call, 132) / 1e3 == pytest.approx(us, rel=0.1)
+
+
 @pytest.mark.parametrize(("group_size", "rows_scaled"), [(64, False), (128, True), (0, True)])
 def test_groups_that_there_are_not(group_size: int, rows_scaled: bool) -> None:
     with pytest.raises(ValueError) as error:

@@ -108,6 +108,8 @@ def test_small_tiles_keep_one_partial_sum_for_each_group() -> None:
         ((128, 128, 128), {"b_scale": ScaleGranularity.GROUP}, 1, False),
         ((128, 96, 128), {"b_scale": ScaleGranularity.GROUP}, 2, True),
         ((64, 64, 128), {"swap_ab": True}, 2, True),
+        ((64, 64, 128), {"swap_ab": True, "partial_sets": 4}, 4, True),
+        ((256, 64, 128), {"partial_sets": 4}, 4, True),
         ((64, 16, 256), {"swap_ab": True}, 8, False),  # a set for each group of a stage
         ((64, 32, 256), {"swap_ab": True, "tile_scheduler": TileScheduler.SPLIT_K, "stages": 4}, 4, False),
     ],
@@ -129,6 +131,8 @@ def test_each_wgmma_of_a_group_of_32_has_partial_sums(
         ((64, 64, 128), {"swap_ab": True}, 2),
         ((64, 128, 128), {}, 2),
         ((128, 64, 128), {"swap_ab": True}, 2),
+        ((64, 64, 128), {"swap_ab": True, "partial_sets": 4}, 2),
+        ((256, 64, 128), {"partial_sets": 4}, 2),
         ((128, 96, 128), {"b_scale": ScaleGranularity.GROUP}, 2),
         ((128, 128, 128), {}, 1),  # 208 registers for sums and scales spill
     ],

@@ -100,9 +100,9 @@ def test_the_whole_program(tool, capsys):
 
 
 def test_constants_that_are_not_named_are_held(tool):
-    found = tool.fitted(lambda c: abs(c.promoted_unit - 60.0), FITTED, 400, only=("promoted_unit", "promoted_elements"))
+    found = tool.fitted(lambda c: abs(c.promoted_unit - 60.0), FITTED, 400, only=("promoted_unit", "promoted_latency"))
     assert abs(found.promoted_unit - 60.0) < 1
-    held = [name for name in FITTED._fields if name not in ("promoted_unit", "promoted_elements")]
+    held = [name for name in FITTED._fields if name not in ("promoted_unit", "promoted_latency")]
     assert all(getattr(found, name) == getattr(FITTED, name) for name in held)
 
 

@@ -41,6 +41,9 @@ SPLIT_K_TAKES = (
     "split_k takes swap_ab, a number of stages, and a cluster of 1x1x1 (its clusters are made of the splits)"
 )
 
+SETS = "4 sets of partial sums take turns in groups of 32 where K is not divided and registers hold the sets, but not all sums of a K step"
+FINE = DSL | GROUPED | {"group_size": 32, "tile_shape_mnk": (64, 64, 128), "kernel_schedule": KernelSchedule.BASIC}
+
 OFFERED = "e4m3 x e4m3, s8 x s8, bf16 x bf16, f16 x f16 are"
 
 EXAMPLES = [
@@ -255,6 +258,19 @@ EXAMPLES = [
         "slice_step",
         RESTARTED | {"slice_step": 128},
         "slices of whole 128 are no multiple, from 2 on, of the tile's depth 128",
+    ),
+    (
+        "dsl_partial_sets",
+        FINE | {"partial_sets": 3},
+        "3 sets of partial sums: a K step's WGMMAs divide into 2 or 4",
+    ),
+    ("dsl_partial_sets", FINE | {"partial_sets": 4, "group_size": 128}, SETS),
+    ("dsl_partial_sets", FINE | {"partial_sets": 4, "tile_shape_mnk": (64, 16, 128)}, SETS),
+    ("dsl_partial_sets", FINE | {"partial_sets": 4, "tile_shape_mnk": (64, 128, 128)}, SETS),
+    (
+        "dsl_partial_sets",
+        {"partial_sets": 4},
+        "4 sets of partial sums are for the cutedsl backend: others have no sets",
     ),
     (
         "launch_settings",

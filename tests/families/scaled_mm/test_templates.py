@@ -82,6 +82,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "swap_ab": (False, True),
     "stages": (None, 2, 3),
     "slice_step": (None, 256, 512),
+    "partial_sets": (2, 4),
     "alignment_a": (1, 4, 8, 16),
     "alignment_b": (1, 4, 8, 16),
     "alignment_d": (1, 4, 8, 16),
@@ -142,9 +143,9 @@ def test_fields_that_the_rules_tie_together_are_read_one_by_one(make_config, bas
 @pytest.mark.parametrize("field", OF_KERNEL)
 def test_fields_that_cannot_vary_are_the_reserved_ones(make_config, field: str) -> None:
     """Beyond the two tests above: one value of these goes with each backend, schedule and granularity. The DSL's kernels, which
-    alone have a slice step, read it from their names."""
+    alone have a slice step and sets of partial sums, read them from their names."""
     varies = field in TIED or any(neighbours(make_config, base, field) for base in BASES.values())
-    assert varies != (field in ("a_scale", "slice_step"))
+    assert varies != (field in ("a_scale", "slice_step", "partial_sets"))
 
 
 @pytest.mark.parametrize(

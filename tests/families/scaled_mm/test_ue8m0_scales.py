@@ -153,9 +153,9 @@ def test_words_are_converted_by_one_pass_whatever_their_layout(along_k: int, tra
     words = codes.view(torch.int32) if along_k == -1 else codes.view(torch.int32).t()
     if transposed:
         words = words.t().contiguous().t()
-    a = Scales(name="a_scales", values=words, along_k=along_k, rows=rows)
+    a = Scales(name="a_scales", values=words, along_k=along_k, rows=rows, k=k)
     with Passes() as passes:
-        found, _ = as_float32("an_op", a, a, k, (32,), check=False)
+        found, _ = as_float32("an_op", a, a, (32,), check=False)
     assert len(passes.made) == 2, "one for each operand"
     expected = torch.exp2(codes[:, :groups].double() - 127).float()
     assert torch.equal(found if along_k == -1 else found.t(), expected)

@@ -21,7 +21,7 @@ def test_a_dry_run_times_every_side_and_sums_dense_layers(tmp_path, capsys) -> N
     ]
     assert all(not row["failures"] for row in record["rows"])
     dense = record["rows"][0]["sides"]
-    assert list(dense) == ["gemmill", "gemm", "quantise", "bf16"]
+    assert list(dense) == ["gemmill", "gemm", "quantise", *model_layers.FOLDED, "bf16"]
     assert record["sums"]["1"] == {name: side["median_us"] for name, side in dense.items()}
     assert "dense layers, 3 rows: gemmill " in capsys.readouterr().out
 
@@ -35,6 +35,19 @@ def test_a_wrong_layer_is_not_timed() -> None:
             model_layers.LayerContender(name="wrong", call=call).prepare(layer, DryTimer(), 1)
     right = model_layers.LayerContender(name="right", call=lambda x, i: partial(torch.mm, x.x, x.plain[i].t()))
     right.prepare(layer, DryTimer(), 1).close()
+
+
+def test_folded_products_have_scales_of_their_groups() -> None:
+    layer = model_layers.layer_of(
+        GemmMaker(torch.device("cpu"), 4096), workload_of("fp8_groups_32", {"m": 5, "n": 256, "k": 256})
+    )
+    layer.coded()()
+    expected = (layer.codes.double() @ layer.product.weights[0].double()).bfloat16()
+    for fold, columns in model_layers.FOLDED.items():
+        assert layer.folded_weights[fold].shape == (2, 256 // columns)
+        layer.product.out.fill_(torch.nan)
+        layer.multiplied_folded(0, fold)()
+        torch.testing.assert_close(layer.product.out, expected)
 
 
 def test_a_sum_has_sides_of_all_layers_alone() -> None:

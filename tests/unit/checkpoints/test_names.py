@@ -108,6 +108,19 @@ def test_scales_of_blocks_may_be_stored_as_powers_of_two(tmp_path: Path, format:
     assert torch.equal(found, torch.exp2(exponents.float() - 127))
 
 
+def test_blocks_that_are_no_powers_of_two_are_refused_under_v4_s_names(tmp_path: Path) -> None:
+    scales = torch.ones(-(-N // 32), -(-K // 32))
+    scales[1, 2] = 0.75
+    tensors = {"a.weight": torch.ones(N, K).to(torch.float8_e4m3fn), "a.weight_scale_inv": scales}
+    source = save(tmp_path / "in.safetensors", tensors)
+    with pytest.raises(CheckpointError) as error:
+        convert(source, tmp_path / "out.safetensors", Asked(to="block32", names="deepseek-v4"))
+    assert str(error.value) == (
+        "a: deepseek-v4 stores scales as ue8m0, which are powers of two, and the one at [1, 2] is 0.75: names of "
+        "deepseek store it; --keep 'a.weight' leaves it as it is"
+    )
+
+
 def test_what_shapes_do_not_tell_is_asked_for(tmp_path: Path) -> None:
     tensors = {
         "a.weight": torch.zeros(128, 192, dtype=torch.uint8),

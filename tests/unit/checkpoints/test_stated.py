@@ -65,6 +65,7 @@ STATED = {
     ("modelopt", "nvfp4"): {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 16},
     ("deepseek", "block128"): FP8_BLOCKS,
     ("deepseek", "block32"): FP8_BLOCKS | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+    ("deepseek-v4", "block32"): FP8_BLOCKS | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
     ("gpt-oss", "mxfp4"): {"quant_method": "mxfp4"},
 }
 OTHERS = {

@@ -4,11 +4,13 @@ import math
 
 import torch
 
+from gemmill.families.fused_moe.config import GROUPS
 from gemmill.families.fused_moe.packing import PACKING_NAMES
 from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.families.fused_moe.workspace import most_bytes
+from gemmill.formats.ue8m0_scales import Scales, as_float32
 from gemmill.runtime.ops import overload
-from gemmill.runtime.sizes import check_call
+from gemmill.runtime.sizes import check_call, size
 
 __all__ = ["fused_experts", "fused_experts_workspace"]
 
@@ -54,7 +56,8 @@ def fused_experts(
 
     Scales of rows: `w13_scales` are [E, 2 I] or [E], and `w2_scales` are [E, K] or [E]. A row of activations then has
     one scale. Scales of blocks of g x g, with g = 128 or 32: they are [E, ceil(2 I / g), ceil(K / g)] and [E, ceil(K /
-    g), I / g]. Each g elements of a row of activations then have one scale. gemmill.families.fused_moe.reference
+    g), I / g]. They may be ue8m0 bytes or int32 words too, as grouped_mm has them; torch makes them float32 at each
+    call. Each g elements of a row of activations then have one scale. gemmill.families.fused_moe.reference
     defines the codes.
 
     `topk_ids` is int32 or int64 [M, topk], `topk_weights` float32 [M, topk]. `expert_map` is int32, one number for each
@@ -87,6 +90,8 @@ def fused_experts(
     out = torch.empty_like(x) if out is None else out
     if format is not None:
         _check_format(format, w13_scales, w2_scales)
+    elif w13_scales is not None and w2_scales is not None:
+        w13_scales, w2_scales = _as_float32(w13, w2, w13_scales, w2_scales, check=check)
     given = (
         out, x, w13, w2, w13_scales, w2_scales, topk_ids, topk_weights, activation, alpha, limit, beta,
         *(() if format is None else (_FORMATS[format],)),
@@ -97,6 +102,19 @@ def fused_experts(
         _check_ids(topk_ids, expert_map, w13.shape[0])
     (_FUSED_EXPERTS if format is None else _FUSED_FP4_EXPERTS)(*given)
     return out
+
+
+def _as_float32(
+    w13: torch.Tensor, w2: torch.Tensor, w13_scales: torch.Tensor, w2_scales: torch.Tensor, *, check: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of both weights in float32, where they are ue8m0."""
+    if w13_scales.dtype == w2_scales.dtype == torch.float32:
+        return w13_scales, w2_scales
+    first, second = (
+        Scales(name=name, values=scales, along_k=-1, rows=size(of, -2), k=size(of, -1))
+        for name, scales, of in (("w13_scales", w13_scales, w13), ("w2_scales", w2_scales, w2))
+    )
+    return as_float32("fused_experts", first, second, GROUPS, check=check)
 
 
 def _check_format(format: str, w13_scales: torch.Tensor | None, w2_scales: torch.Tensor | None) -> None:

@@ -38,6 +38,7 @@ GRAMMAR = Grammar(
         Field("{design.accumulation}"),
         Field("{design.swap_ab}", spelled={"design.swap_ab": words({False: "ab", True: "swapab"})}),
         Field("s{design.stages}"),
+        Field("p{design.partial_sets}", default=2),
     ),
     aliases={
         "gatedgroupmm": Former(told=_IN_GROUPS, only=_OF_E4M3),

@@ -4,7 +4,9 @@ import math
 
 import torch
 
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
 from gemmill.formats.routed_rows import MOST_GATHERED, can_be_selected, check_each, check_map, check_offsets, selected
+from gemmill.formats.ue8m0_scales import Scales, as_float32
 from gemmill.runtime.ops import overload
 from gemmill.runtime.sizes import check_call, size
 
@@ -31,7 +33,8 @@ def scaled_mm_act_quant(
     """activation(gate) * up of the product a_scales b_scales (a b), whose columns are gates and ups: (out, its scales).
 
     `a` is [M, K], row-major. `b` is [K, 2 hidden], column-major, in the order of gemmill.quantize.prepack_gate_up. Both
-    are float8_e4m3fn, or both int8. Scales are float32, of rows and columns, or for float8_e4m3fn in groups. Of rows
+    are float8_e4m3fn, or both int8. Scales are float32, of rows and columns, or for float8_e4m3fn in groups. Those in
+    groups may be ue8m0 too, as cutlass_scaled_mm has them: torch makes them float32 at each call. Of rows
     and columns: `a_scales` is one value or [M, 1], and `b_scales` is one value or [2 hidden] in b's order. In groups:
     `a_scales` is [M, ceil(K / g)], and `b_scales` is [ceil(K / g), 2 ceil(hidden / g)] with g = 128 or 32. Its columns
     are the first gates', their ups', the next gates', and so on. Of each gate and up it is [ceil(K / 32), 2 hidden], in
@@ -51,6 +54,7 @@ def scaled_mm_act_quant(
     for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
+    a_scales, b_scales = _as_float32("scaled_mm_act_quant", a, b.t(), a_scales, b_scales, along_k=-2)
     out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size)
     _SCALED_MM_ACT_QUANT(out, scales, a, b, a_scales, b_scales, activation, alpha, limit, beta, static_scale)
     return _coded_per_token(out) if per_token else (out, scales)
@@ -82,7 +86,8 @@ def grouped_mm_act_quant(
     `token_ids` is int32 or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is
     none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows a copy selects them first.
 
-    Scales are float32. Of rows and columns: `a_scales` is one value or [M, 1], and `b_scales` is [E] or [E, 2 hidden]
+    Scales are float32, or in groups ue8m0 as grouped_mm has them. Of rows and columns: `a_scales` is one value or
+    [M, 1], and `b_scales` is [E] or [E, 2 hidden]
     in b's order. In groups, for float8_e4m3fn: `a_scales` is [M, ceil(K / g)], and `b_scales` is [E, 2 ceil(hidden /
     g), ceil(K / g)] with g = 128 or 32. Its rows are the first gates', their ups', the next gates', and so on. Of each
     gate and up it is [E, 2 hidden, ceil(K / 32)], in b's order.
@@ -97,6 +102,7 @@ def grouped_mm_act_quant(
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
     rows = size(a, 0) if token_ids is None else token_ids.numel()
+    a_scales, b_scales = _as_float32("grouped_mm_act_quant", a, b, a_scales, b_scales, check=check)
     if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
         rows_of_a, scales_of_a = selected(a, a_scales, token_ids)
         a, a_scales, token_ids = rows_of_a, a_scales if scales_of_a is None else scales_of_a, None
@@ -139,6 +145,7 @@ def grouped_mm_act_quant_masked(
     for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
+    a_scales, b_scales = _as_float32("grouped_mm_act_quant_masked", a, b, a_scales, b_scales, check=check)
     out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size)
     numbers = activation, alpha, limit, beta
     given = out, scales, a, b, a_scales, b_scales, rows, *numbers, static_scale, expert_map, expected_rows
@@ -148,6 +155,24 @@ def grouped_mm_act_quant_masked(
         check_map("grouped_mm_act_quant_masked", expert_map, b.shape[0])
     _MASKED(*given)
     return _coded_per_token(out) if per_token else (out, scales)
+
+
+def _as_float32(
+    op: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_scales: torch.Tensor,
+    *,
+    along_k: int = -1,
+    check: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of a and of b [..., 2 hidden, K] in float32, where they are ue8m0."""
+    if a_scales.dtype == b_scales.dtype == torch.float32:
+        return a_scales, b_scales
+    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2), k=size(b, -1))
+    of_b = Scales(name="b_scales", values=b_scales, along_k=along_k, rows=size(b, -2), k=size(b, -1), parts=2)
+    return as_float32(op, of_a, of_b, (GROUP, FINE_GROUP), check=check)
 
 
 def _coded_per_token(out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, AnyConfig, GatedConfig
 from gemmill.families.gated_mm.facts import Facts
-from gemmill.gemm.fitting import check_registers, check_stages
+from gemmill.gemm.fitting import check_partial_sets, check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
@@ -73,6 +73,7 @@ def _fits(c: GatedConfig) -> Iterator[str]:
         facts = Facts(c)
         yield from check_registers(facts)
         yield from check_stages(facts)
+        yield from check_partial_sets(facts)
 
 
 def _scales(c: GatedConfig) -> Iterator[str]:

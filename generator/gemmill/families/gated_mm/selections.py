@@ -1,6 +1,7 @@
 """The gated GEMMs of the named selections."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from gemmill.families.gated_mm.classes import RESULTS
@@ -93,6 +94,8 @@ _FINE_BLOCKS: tuple[_Tile, ...] = (
 _FINE_ROWS: tuple[_Tile, ...] = (((64, 16, 256), BASIC, True), ((128, 64, 128), COOPERATIVE, True))
 """Tiles for operands in groups of 32: with blocks of 32 gates and ups, and with scales of each. Blocks as columns take one
 multiply-add a sum, where swap_ab takes a product besides."""
+_FOURS = (_FINE_BLOCKS[1],)
+"""Those that a kernel with four sets of partial sums has, too (docs/notes/cutedsl.md)."""
 
 
 def in_fine_groups(arch: Arch) -> Iterator[GatedConfig]:
@@ -111,7 +114,10 @@ def in_fine_groups(arch: Arch) -> Iterator[GatedConfig]:
                 by_expert=by_expert,
                 indexed=indexed,
             )
-            yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
+            config = _config(operands, Epilogue(result=result, activation=activation), tile, arch)
+            yield config
+            if tile in _FOURS and activation is Activation.SILU and not by_expert and not rows_scaled:
+                yield replace(config, design=replace(config.design, partial_sets=4))
 
 
 _OF_EXPERTS = {

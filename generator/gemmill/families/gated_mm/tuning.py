@@ -11,6 +11,7 @@ from gemmill.families.gated_mm.order import order_of
 from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.expert_rows import gathering_ns
+from gemmill.gemm.promotion import promoted_ns
 
 _STEP = 128
 _PRODUCTS = 10000
@@ -20,9 +21,6 @@ It is no limit of the hardware. The H200's peak of 1,979 TFLOP/s in dense e4m3 i
 """
 _LOADED = 200
 """Bytes a nanosecond that the model has one multiprocessor load, as it does in grouped GEMMs."""
-_PROMOTED, _PROMOTED_COLUMNS = 70, 37
-"""Sums in groups of 32 that a multiprocessor adds up in a nanosecond, with rows of A as rows and as columns of a tile, as in
-scaled GEMMs."""
 _UNALIGNED_STEP_PS = 4_000_000
 """Picoseconds of a step, an assumption. It is more than any other kernel's step takes.
 
@@ -36,16 +34,13 @@ def _facts(config: AnyConfig) -> RowFacts:
         return RowFacts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0)
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
-    if facts.promotes_each_mma:
-        promoted = _PROMOTED_COLUMNS if facts.swap_ab else _PROMOTED
-        products = max(products, facts.tile_m * facts.tile_n * _STEP // facts.promotion_k // promoted)
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
     gathered = gathering_ns(facts.tile_m) if config.operands.indexed else 0
     return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
         ctas_of_sm=facts.ctas_of_sm,
-        step_ps=1000 * (max(products, loaded) + gathered),
+        step_ps=1000 * (max(products, loaded, promoted_ns(facts, _STEP)) + gathered),
         overlaps=int(facts.pingpong),
     )
 

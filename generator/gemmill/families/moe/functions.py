@@ -120,10 +120,10 @@ def _as_float32(
     """Scales of both operands in float32, where they are ue8m0."""
     if a_scales.dtype == b_scales.dtype == torch.float32:
         return a_scales, b_scales
-    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2))
-    of_b = Scales(name="b_scales", values=b_scales, along_k=-1, rows=size(b, -2))
+    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2), k=size(b, -1))
+    of_b = Scales(name="b_scales", values=b_scales, along_k=-1, rows=size(b, -2), k=size(b, -1))
     sizes = dict.fromkeys(groups.size for groups in SCALE_GROUPS)
-    return as_float32(op, of_a, of_b, size(b, -1), list(sizes), check=check)
+    return as_float32(op, of_a, of_b, list(sizes), check=check)
 
 
 def _check_packed(op: str, format: str | None, b_scales: torch.Tensor | None) -> None:

@@ -13,13 +13,12 @@ from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.expert_rows import gathering_ns
+from gemmill.gemm.promotion import promoted_ns
 
 _STEP = 128
 _PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
 """Multiply-adds of 8-bit operands a nanosecond that the model gives one multiprocessor: with most tiles, and with tiles of 192 columns.
 Fewer of the latter fill a wave, and more of it is lost."""
-_PROMOTED = 142
-"""Sums that a multiprocessor multiplies by their scales and adds up in a nanosecond, as of scaled GEMMs. It binds groups of 32."""
 _LOADED = 200
 """Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
 variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/moe.md)."""
@@ -54,10 +53,11 @@ def _facts(config: AnyConfig) -> RowFacts:
     facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
     loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
-    fine = config.group_size if config.group_size < _STEP else 0
-    promoted = facts.tile_m * facts.tile_n * _STEP // (fine * _PROMOTED) if fine else 0
     gathered = gathering_ns(facts.tile_m) * size if config.operands.indexed else 0
-    is_pair, step_ns = config.group_size > 0 and facts.cluster_size > 1, max(products, loaded, promoted) + gathered
+    is_pair, step_ns = (
+        config.group_size > 0 and facts.cluster_size > 1,
+        max(products, loaded, promoted_ns(facts, _STEP)) + gathered,
+    )
     return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,

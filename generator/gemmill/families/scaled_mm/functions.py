@@ -44,9 +44,9 @@ def cutlass_scaled_mm(
     """
     out = a.new_empty((size(a, 0), size(b, -1)), dtype=out_dtype)
     if not a_scales.dtype == b_scales.dtype == torch.float32:
-        of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, 0))
-        of_b = Scales(name="b_scales", values=b_scales, along_k=-2, rows=size(b, -1))
-        a_scales, b_scales = as_float32("cutlass_scaled_mm", of_a, of_b, size(a, -1), GROUP_SIZES, check=check)
+        of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, 0), k=size(a, -1))
+        of_b = Scales(name="b_scales", values=b_scales, along_k=-2, rows=size(b, -1), k=size(a, -1))
+        a_scales, b_scales = as_float32("cutlass_scaled_mm", of_a, of_b, GROUP_SIZES, check=check)
     _SCALED_MM(out, a, b, a_scales, b_scales, bias)
     return out
 

@@ -68,6 +68,10 @@ class RowFacts(NamedTuple):
 
     It is 0 where TMA fills such a tile up with zeros.
     """
+    partials: int
+    """Sets of partial sums, each of one promotion; 1 where sums are not promoted."""
+    by_turns: int
+    """1 where sets take turns: one is promoted while others are multiplied. Else all are multiplied, then promoted."""
     cost_permille: int
     """How long its schedule takes, in thousandths of the model's time."""
 
@@ -83,13 +87,13 @@ class Constants(NamedTuple):
     """The factor by which the tensor core takes longer where sums leave its accumulator."""
     promotion: float = 0.8044
     """The time to add up one tile's sums, for each 128 bytes of K."""
-    promoted_elements: float = 85.0
-    """Sums in groups of 32 that an SM multiplies by their scales and adds up. This constant and the next two are fitted to 21
-    times alone (H200, 2026-11-27, 0207ade7, ca41f9da), which the model then meets within 8 %."""
-    promoted_unit: float = 115.0
-    """The time of a group of warps for one WGMMA of a group of 32 and its promotion, which each CTA waits for by itself."""
-    promoted_columns: float = 40.0
-    """Columns of a tile from which on that is so: of fewer all of a step's WGMMAs run while the first is promoted."""
+    promoted_latency: float = 86.01
+    """The time from when a WGMMA of a group of 32 is issued until its sums can be promoted. This constant and the next two are
+    fitted to journals of groups of 32 alone (docs/notes/tables.md)."""
+    promoted_unit: float = 14.46
+    """The time of a group of warps to issue a WGMMA and promote its sums, besides that of each column."""
+    promoted_column: float = 0.7334
+    """The part of that time for each column of the tile."""
     l2_bytes: float = 11470.0
     """Bytes from L2, of all SMs."""
     straddling: float = 1.136
@@ -208,12 +212,14 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
         (instructions * (2048.0 + 32.0 * v.columns) + written) / c.shared_bytes,
     )
     multiply = do.pick(v.promotes > 0, c.promoting * multiply + c.promotion * (v.tile_k / 128.0), multiply)
-    is_fine = v.promotes > 2
-    promotions = v.promotes * (v.tile_k / 128.0)
-    multiply = do.larger(multiply, do.pick(is_fine, tile_elements * promotions / c.promoted_elements, 0.0))
-    units = do.larger(tile_elements // v.columns // 128, 1) * promotions
-    share = do.pick(v.columns < c.promoted_columns, v.columns / c.promoted_columns, 1.0)
-    step = do.larger(multiply * t.per_sm, do.pick(is_fine, units * share * c.promoted_unit, 0.0))
+    # In groups of 32 the warps that issue a WGMMA promote its sums, and wait for them unless other sets are multiplied.
+    is_fine, slabs, promotions = v.promotes > 2, tile_elements // v.columns, v.promotes * (v.tile_k / 128.0)
+    issue = c.promoted_unit + c.promoted_column * v.columns
+    by_turns = do.larger(issue, (c.promoted_latency + issue) / v.partials)
+    unit = do.pick(v.by_turns, by_turns, c.promoted_latency / v.partials + issue)
+    waited = do.pick(is_fine, do.larger(slabs // 128, 1) * promotions * unit, 0.0)
+    issued = do.pick(is_fine, slabs // 64 * promotions * issue, 0.0)
+    step = do.larger(do.larger(multiply, issued) * t.per_sm, waited)
     store = c.store_element * tile_elements * t.per_sm
     body = t.steps * step + store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
     pipeline = t.steps * c.latency / v.stages

@@ -24,6 +24,7 @@ _FIELDS = (
     Field("{design.swap_ab}", spelled={"design.swap_ab": words({False: "ab", True: "swapab"})}),
     Field("s{design.stages}"),
     Field("d{design.slice_step}", default=None),
+    Field("p{design.partial_sets}", default=2),
     Field("a{design.alignment_a}b{design.alignment_b}d{design.alignment_d}"),
     # Launch settings
     Field("r{launch.raster_order}", default=RasterOrder.HEURISTIC),

@@ -263,12 +263,17 @@ def _kernels(
         yield _config(gemm, row, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row in tables.low:
         yield _config(gemm, row)
+    for tile, schedule, stages in tables.shared:
+        yield _config(gemm, (tile, (1, 1, 1), schedule), stages=stages)
     for row in tables.narrow:
         yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
         yield _split_k(gemm, tile, schedule, stages, splits)
     for row, splits in product(tables.parallel, sm90.PARALLEL_SPLITS):
         yield _config(gemm, row, tile_scheduler=TileScheduler.SPLIT_K_PARALLEL, launch=Launch(splits=splits))
+    if tables.fours is not None:
+        for config in _kernels(gemm, tables.fours, rasters):
+            yield replace(config, design=replace(config.design, partial_sets=4))
     if tables.held is not None and gemm.operands.a_dtype.is_float:  # sums of integers have one order
         yield from _held_kernels(gemm, tables.held)
 

@@ -104,6 +104,8 @@ def _facts(config: KernelConfig) -> RowFacts:
         box_rows=KernelFacts(config).box_rows if config.backend is Backend.CUTEDSL else 0,
         # By default as many as shared memory has room for.
         stages=s.stages or max(2, min(_MOST_STAGES, _SHARED_BYTES // stage)),
+        partials=max(KernelFacts(config).partials, 1) if config.backend is Backend.CUTEDSL else 1,
+        by_turns=int(config.backend is Backend.CUTEDSL and KernelFacts(config).alternates),
         cost_permille=_CUTLASS_PERMILLE
         if of_cutlass
         else 1000

@@ -25,6 +25,8 @@ class Tables:
     """for up to some hundreds: a wave or two of tiles of 64 rows, which no raster order helps"""
     narrow: tuple[Row, ...] = ()
     """for a small M, with swap_ab"""
+    shared: tuple[SplitKRow, ...] = ()
+    """as `low`, with so few stages that an SM holds two CTAs"""
     split_k: tuple[SplitKRow, ...] = ()
     """for a small M, where the CTAs of a cluster share K"""
     parallel: tuple[Row, ...] = ()
@@ -34,6 +36,9 @@ class Tables:
     """for a large M, with K divided in time: each CTA sums one slice after the other"""
     held: "Tables | None" = None
     """for batch invariance alone: schedules that divide K, and deal it out in one step whatever their depth (`HELD_STEPS`)"""
+
+    fours: "Tables | None" = None
+    """schedules with four sets of partial sums, for groups of one WGMMA"""
 
     def at_half_depth(self) -> "Tables":
         """The same schedules for operands of 16 bits, with half the elements along K: as many bytes."""

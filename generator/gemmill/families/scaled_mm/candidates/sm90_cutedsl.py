@@ -205,7 +205,23 @@ GROUP_FEW = Tables(
 )
 """The schedules that the less frequent kinds of groups make do with."""
 
+FOURS = Tables(
+    wide=(
+        ((128, 64, 128), (2, 1, 1), COOPERATIVE),
+        ((256, 64, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(((64, 64, 128), (1, 1, 1), BASIC),),
+    narrow=(
+        ((64, 32, 256), (1, 1, 1), BASIC),
+        ((64, 48, 256), (1, 1, 1), BASIC),
+        ((64, 64, 128), (1, 1, 1), BASIC),
+    ),
+)
+"""Schedules with four sets of partial sums. They are predicted, not measured (docs/notes/cutedsl.md)."""
+
 GROUP_32 = Tables(
+    fours=FOURS,
+    shared=(((64, 64, 128), BASIC, 6),),
     wide=(
         ((128, 128, 128), (2, 1, 1), COOPERATIVE),
         ((128, 128, 128), (1, 1, 1), COOPERATIVE),
@@ -279,6 +295,17 @@ GROUP_WIDEST = Tables(
 """The schedules worth timing with scales in groups."""
 
 GROUP_32_WIDEST = Tables(
+    fours=Tables(
+        wide=(
+            *FOURS.wide,
+            ((128, 64, 128), (1, 1, 1), COOPERATIVE),
+            ((256, 64, 128), (1, 1, 1), COOPERATIVE),
+            ((256, 64, 128), (2, 1, 1), COOPERATIVE),
+        ),
+        low=(*FOURS.low, ((64, 64, 256), (1, 1, 1), BASIC)),
+        narrow=(*FOURS.narrow, ((64, 64, 256), (1, 1, 1), BASIC)),
+    ),
+    shared=GROUP_32.shared,
     wide=(
         *GROUP_32.wide,
         *(((128, y, 128), (2, 1, 1), COOPERATIVE) for y in (64, 96)),

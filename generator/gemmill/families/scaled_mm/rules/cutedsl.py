@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.own import OwnConfig
+from gemmill.gemm import fitting
 from gemmill.gemm.facts import Facts
 from gemmill.vocab import Arch, Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
 
@@ -68,3 +69,12 @@ def dsl_groups(config: KernelConfig) -> Iterator[str]:
         )
     if x.b_scale is ScaleGranularity.GROUP and m * n > MOST_WITH_SCALED_COLUMNS:
         yield f"tile {m}x{n} has no registers left for scales of each column of B: 128x128 has"
+
+
+def dsl_partial_sets(config: KernelConfig) -> Iterator[str]:
+    """Sets of partial sums take turns in the DSL's kernels of groups of one WGMMA."""
+    sets = config.design.partial_sets
+    if config.backend is Backend.CUTEDSL:
+        yield from fitting.check_partial_sets(Facts(config))
+    elif sets != fitting.PARTIAL_SETS[0]:
+        yield f"{sets} sets of partial sums are for the cutedsl backend: others have no sets"
