@@ -58,7 +58,7 @@ KV_CACHE = Kernels(
     compiler=Compiler.NVCC,
     seconds=_seconds,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=24,
+    unit_size=48,
 )
 FAMILY = Family(
     name=NAME,

@@ -45,7 +45,7 @@ QUANT = Kernels(
     compiler=Compiler.NVCC,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=24,
+    unit_size=48,
 )
 
 
