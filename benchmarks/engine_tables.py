@@ -33,64 +33,87 @@ Json = dict[str, Any]
 
 
 def tables(results: Sequence[tuple[str, Json]]) -> str:
-    """Markdown of all tables. Each result has its path in the repository."""
-    return "\n\n".join(part for source, record in results for part in _parts(source, record)) or NOTHING
+    """Markdown of all tables: settings of each run, then tables whose rows name the run. Each result has its path in the
+    repository.
+    """
+    if not results:
+        return NOTHING
+    records = [record for _, record in results]
+    parts = (_runs(results), _rates(records), _steps(records), _agreement(records))
+    return "\n\n".join(text for lines in parts if (text := "\n".join(lines)))
 
 
-def _parts(source: str, record: Json) -> Iterator[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    settings = record["settings"]
-    mode = "without CUDA graphs and torch.compile" if settings["eager"] else "with CUDA graphs and torch.compile"
-    yield (
-        f"[JSON](../{source}): {versions}; prompts of {settings['length']} tokens, {settings['tokens']} new ones, medians of "
-        f"{settings['rounds']} rounds, {mode}."
-    )
-    for lines in (_rates(record), _steps(record), _agreement(record)):
-        if text := "\n".join(lines):
-            yield text
+def _runs(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
+    yield "| run | versions | mode; prompt tokens, new ones, rounds |"
+    yield "| --- | --- | --- |"
+    for source, record in results:
+        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+        settings = record["settings"]
+        mode = "without CUDA graphs and torch.compile" if settings["eager"] else "with CUDA graphs and torch.compile"
+        how = f"{mode}; {settings['length']}, {settings['tokens']}, {settings['rounds']}"
+        yield f"| [{_run(record)}](../{source}) | {versions} | {how} |"
 
 
 def _run(record: Json) -> str:
-    """Device, date and commit, as heads of tables have them."""
-    return f"{record['environment']['gpu']}, {record['date'][:10]}, {(record['commit'] or 'no commit')[:7]}"
+    """Device, date and commit of a run."""
+    return f"{record['environment']['gpu']}, {record['date'][:10]}, {_commit(record)}"
 
 
-def _rates(record: Json) -> Iterator[str]:
-    batches = list(dict.fromkeys(batch for row in record["rows"] for batch in row.get("decode_tokens_per_s", {})))
+def _commit(record: Json) -> str:
+    return str(record["commit"] or "no commit")[:7]
+
+
+def _head(records: Sequence[Json]) -> str:
+    """Devices and dates, as heads of tables have them; rows have the commits."""
+    when = list(dict.fromkeys(f"{record['environment']['gpu']}, {record['date'][:10]}" for record in records))
+    return f"{'; '.join(when)}; runs by their commits"
+
+
+def _rows(records: Sequence[Json]) -> Iterator[tuple[Json, Json, str]]:
+    """Each record and row, with the row's name."""
+    for record in records:
+        yield from ((record, row, f"{row['model']}, {_commit(record)}") for row in record["rows"])
+
+
+def _rates(records: Sequence[Json]) -> Iterator[str]:
+    rows = list(_rows(records))
+    batches = list(dict.fromkeys(batch for _, row, _ in rows for batch in row.get("decode_tokens_per_s", {})))
+    batches.sort(key=int)
     yield (
-        f"| {_run(record)}: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch | "
+        f"| {_head(records)}: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch | "
         f"{' | '.join([*batches, f'prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}'])} |"
     )
     yield "| --- |" + " --- |" * (len(batches) + 1)
-    for row in record["rows"]:
+    for record, row, name in rows:
         decoded = row.get("decode_tokens_per_s", {})
         found = [*map(decoded.get, batches), row.get("prefill_tokens_per_s")]
-        yield f"| {row['model']} | {' | '.join(map(_rate, found))} |"
+        yield f"| {name} | {' | '.join(map(_rate, found))} |"
         if OTHER in row["sides"]:
             cells = " | ".join(_rate(rates, OTHER) for rates in found)
-            yield f"| {row['model']}, vLLM with {_settings(record)} | {cells} |"
-    for row in record["rows"]:
+            yield f"| {name}, vLLM with {_settings(record)} | {cells} |"
+    for _, row, name in rows:
         for side, why in row["failures"].items():
-            yield f"| {row['model']}: {side} failed: {_cell(why)} |" + " - |" * (len(batches) + 1)
+            yield f"| {name}: {side} failed: {_cell(why)} |" + " - |" * (len(batches) + 1)
 
 
 def _settings(record: Json) -> str:
     return " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
 
 
-def _steps(record: Json) -> Iterator[str]:
+def _steps(records: Sequence[Json]) -> Iterator[str]:
     """Of each side and batch the time of a decode step, and its part in which no kernel ran."""
-    rows = [
-        (f"{row['model']}, {who}", row["sides"][side]["step_kernels"])
-        for row in record["rows"]
+    steps = [
+        (record, f"{name}, {who}", row["sides"][side]["step_kernels"])
+        for record, row, name in _rows(records)
         for side, who in ((ENGINE, "vLLM"), (SUBJECT, "gemmill"), (OTHER, f"vLLM with {_settings(record)}"))
         if "step_kernels" in row["sides"].get(side, ())
     ]
-    if rows:
-        batches = list(dict.fromkeys(batch for _, of_batch in rows for batch in of_batch))
-        yield f"| {_run(record)}: us of a decode step on the GPU (without a kernel), less is better, at batch | {' | '.join(batches)} |"
+    if steps:
+        batches = sorted({batch for _, _, of_batch in steps for batch in of_batch}, key=int)
+        head = _head([record for record, _, _ in steps])
+        yield f"| {head}: us of a decode step on the GPU (without a kernel), less is better, at batch | {' | '.join(batches)} |"
         yield "| --- |" + " --- |" * len(batches)
-        for name, of_batch in rows:
+        for _, name, of_batch in steps:
             yield f"| {name} | {' | '.join(_step(of_batch.get(batch)) for batch in batches)} |"
 
 
@@ -116,19 +139,29 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")[:200]
 
 
-def _agreement(record: Json) -> Iterator[str]:
+def _agreement(records: Sequence[Json]) -> Iterator[str]:
     """Each cell has positions with the same most likely token, of how many, and differences of log-probabilities."""
-    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {_settings(record)}"}
-    sides = {name: sides[name] for name in sides if any(name in row["sides"] for row in record["rows"])}
-    compared = [name for name in sides if name != ENGINE]
-    heads = [f"{sides[name]} and vLLM" for name in compared]
-    heads += [f"{who}, decoded and scored" for who in sides.values()]
-    yield f"| {_run(record)}: most likely token equal, more is better (difference of log-probability: median, largest) | {' | '.join(heads)} |"
+    found = [(name, dict(_agreements(record, row))) for record, row, name in _rows(records)]
+    heads = sorted(
+        dict.fromkeys(head for _, cells in found for head in cells), key=lambda head: head.endswith("scored")
+    )
+    yield (
+        f"| {_head(records)}: most likely token equal, more is better (difference of log-probability: median, largest) "
+        f"| {' | '.join(heads)} |"
+    )
     yield "| --- |" + " --- |" * len(heads)
-    for row in record["rows"]:
-        cells = [_agreed(row.get("agreement", {}).get(name), "most_likely_equal") for name in compared]
-        cells += [_agreed(row["sides"].get(name, {}).get("with_itself"), "most_likely") for name in sides]
-        yield f"| {row['model']} | {' | '.join(cells)} |"
+    for name, cells in found:
+        yield f"| {name} | {' | '.join(cells.get(head, '-') for head in heads)} |"
+
+
+def _agreements(record: Json, row: Json) -> Iterator[tuple[str, str]]:
+    """The cells of a row, by their heads."""
+    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {_settings(record)}"}
+    for side, who in sides.items():
+        if any(side in other["sides"] for other in record["rows"]):
+            if side != ENGINE:
+                yield f"{who} and vLLM", _agreed(row.get("agreement", {}).get(side), "most_likely_equal")
+            yield f"{who}, decoded and scored", _agreed(row["sides"].get(side, {}).get("with_itself"), "most_likely")
 
 
 def _agreed(found: Json | None, equal: str) -> str:
@@ -139,24 +172,40 @@ def _agreed(found: Json | None, equal: str) -> str:
 
 
 def switches(results: Sequence[tuple[str, Json]]) -> str:
-    """Markdown of who serves each kind of layers with each switch."""
-    return "\n".join(line for source, record in results for line in _switches(source, record)).strip() or "No result."
+    """Markdown of who serves each kind of layers with each switch, and why others stay with the engine."""
+    if not results:
+        return "No result."
+    return "\n".join([*_switches(results), "", *_reasons(results)]).strip()
 
 
-def _switches(source: str, record: Json) -> Iterator[str]:
-    ranks = record["settings"]["ranks"]
-    of_ranks = f", {ranks} ranks of tensor parallelism" if ranks > 1 else ""
-    yield f"| {_run(record)}{of_ranks} ([JSON](../{source})): layers | {' | '.join(SWITCHES.values())} |"
+def _switches(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
+    links = ", ".join(f"[{_commit(record)}](../{source}){_ranks(record)}" for source, record in results)
+    yield f"| {_head([record for _, record in results])} ({links}): layers | {' | '.join(SWITCHES.values())} |"
     yield "| --- |" + " --- |" * len(SWITCHES)
-    for row in record["rows"]:
+    for _, row, name in _rows_of_layers(results):
         cells = [outcome(row, switch) for switch in SWITCHES]
         if len(set(cells)) > 1 or cells[0] not in ("not run", "vLLM cannot"):
-            yield f"| {row['layers']} | {' | '.join(cells)} |"
-    yield ""
-    for row in record["rows"]:
+            yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _rows_of_layers(results: Sequence[tuple[str, Json]]) -> Iterator[tuple[Json, Json, str]]:
+    for _, record in results:
+        yield from ((record, row, f"{row['layers']}, {_commit(record)}") for row in record["rows"])
+
+
+def _ranks(record: Json) -> str:
+    ranks = record["settings"]["ranks"]
+    return f" of {ranks} ranks of tensor parallelism" if ranks > 1 else ""
+
+
+def _reasons(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
+    """A line for each reason, with the layers that have it."""
+    layers: dict[str, list[str]] = {}
+    for _, row, _ in _rows_of_layers(results):
         for why in sentences(row):
-            yield f"- {row['layers']}: {_cell(why)}."
-    yield ""
+            layers.setdefault(_cell(why), []).append(row["layers"])
+    for why, names in layers.items():
+        yield f"- {'; '.join(dict.fromkeys(names))}: {why}."
 
 
 def page(text: str, results: Sequence[tuple[str, Json]], tried: Sequence[tuple[str, Json]] | None = None) -> str:

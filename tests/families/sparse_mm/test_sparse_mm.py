@@ -193,7 +193,7 @@ def test_a_bound_is_wide_enough_for_a_right_kernel_and_too_narrow_for_a_wrong_on
     assert bool(((lost - exact).abs() > bound).any()), "a step that is left out would not be found"
 
 
-@pytest.mark.parametrize("config", list(smoke(Arch.SM90A)), ids=to_name)
+@pytest.mark.parametrize("config", [next(default(Arch.SM90A)), *smoke(Arch.SM90A)], ids=to_name)
 def test_cases_pass_on_a_cpu(config: SparseConfig) -> None:
     cases = list(of_config(config))
     for case in cases[::3]:

@@ -295,33 +295,46 @@ def recorded(paper_engine, folder: Path, monkeypatch) -> dict:
     return record
 
 
-def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch):
+def test_the_pages_tables_have_rows_of_each_run(paper_engine, tmp_path, monkeypatch):
     record = recorded(paper_engine, tmp_path, monkeypatch)
     (tmp_path / "engine-x.json").write_text(json.dumps(record))
+    record |= {"date": "2026-11-25T10:00:00+00:00", "commit": "def5678901", "rows": record["rows"][:1]}
+    record["environment"]["gpu"] = "NVIDIA H100"
+    (row,) = record["rows"]
+    row["decode_tokens_per_s"] = {"128": row["decode_tokens_per_s"]["1"]}
+    del row["prefill_tokens_per_s"], row["sides"]["other"]
+    for side in row["sides"].values():
+        side.pop("step_kernels", None)
+    (tmp_path / "engine-y.json").write_text(json.dumps(record))
     monkeypatch.setattr(engine_tables, "ROOT", tmp_path)
     monkeypatch.setattr(engine_tables, "RESULTS", tmp_path)
     results = engine_tables.committed()
     made = engine_tables.page(f"# Page\n\n{engine_tables.BEGIN}\n\nold\n\n{engine_tables.END}\n\nmore\n", results)
     told, rates, steps, outputs = made.split("\n\n")[2:6]
-    assert told == (
-        "[JSON](../engine-x.json): vllm 0.33.0, gemmill 1.0; prompts of 8 tokens, 4 new ones, medians of 2 rounds, with CUDA graphs "
-        "and torch.compile."
-    )
+    assert told.splitlines() == [
+        "| run | versions | mode; prompt tokens, new ones, rounds |",
+        "| --- | --- | --- |",
+        "| [NVIDIA H200, 2026-11-24, abc1234](../engine-x.json) | vllm 0.33.0, gemmill 1.0 | with CUDA graphs and torch.compile; 8, 4, 2 |",
+        "| [NVIDIA H100, 2026-11-25, def5678](../engine-y.json) | vllm 0.33.0, gemmill 1.0 | with CUDA graphs and torch.compile; 8, 4, 2 |",
+    ]
     one, other = "llama-3.1-8b-fp8-2-layers", "qwen3-30b-a3b-nvfp4-2-layers"
+    runs = "NVIDIA H200, 2026-11-24; NVIDIA H100, 2026-11-25; runs by their commits"
     assert rates.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch "
-        "| 1 | 16 | prefill of 8 x 4096 |",
-        "| --- | --- | --- | --- |",
-        f"| {one} | 308 (1.08) | - (vLLM 4024) | 308 (1.08) |",
-        f"| {one}, vLLM with linear_backend=triton | - (vLLM 285) | - (vLLM 4024) | - (vLLM 285) |",
-        f"| {other} | - | - | - |",
-        f"| {other}: gemmill failed: gemmill: RuntimeError: b is bf16 / pass f32 | - | - | - |",
+        f"| {runs}: tokens per second with gemmill (ratio to vLLM without it), more is better: decode at batch "
+        "| 1 | 16 | 128 | prefill of 8 x 4096 |",
+        "| --- | --- | --- | --- | --- |",
+        f"| {one}, abc1234 | 308 (1.08) | - (vLLM 4024) | - | 308 (1.08) |",
+        f"| {one}, abc1234, vLLM with linear_backend=triton | - (vLLM 285) | - (vLLM 4024) | - | - (vLLM 285) |",
+        f"| {other}, abc1234 | - | - | - | - |",
+        f"| {one}, def5678 | - | - | 308 (1.08) | - |",
+        f"| {other}, abc1234: gemmill failed: gemmill: RuntimeError: b is bf16 / pass f32 | - | - | - | - |",
     ]
     assert steps.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: us of a decode step on the GPU (without a kernel), less is better, at batch | 1 | 16 |",
+        "| NVIDIA H200, 2026-11-24; runs by their commits: us of a decode step on the GPU (without a kernel), less is better, "
+        "at batch | 1 | 16 |",
         "| --- | --- | --- |",
-        f"| {one}, vLLM | 3444 (60) | - |",
-        f"| {one}, gemmill | - | 4090 (51) |",
+        f"| {one}, abc1234, vLLM | 3444 (60) | - |",
+        f"| {one}, abc1234, gemmill | - | 4090 (51) |",
     ]
     triton = "vLLM with linear_backend=triton"
     heads = " | ".join(
@@ -332,11 +345,11 @@ def test_the_page_has_a_table_of_each_result(paper_engine, tmp_path, monkeypatch
         )
     )
     assert outputs.splitlines() == [
-        "| NVIDIA H200, 2026-11-24, abc1234: most likely token equal, more is better (difference of log-probability: median, largest) "
-        f"| {heads} |",
+        f"| {runs}: most likely token equal, more is better (difference of log-probability: median, largest) | {heads} |",
         "| --- | --- | --- | --- | --- | --- |",
-        f"| {one} | 396 of 396 (0, 0) | 396 of 396 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) |",
-        f"| {other} | - | - | - | - | - |",
+        f"| {one}, abc1234 | 396 of 396 (0, 0) | 396 of 396 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) | 128 of 128 (0, 0) |",
+        f"| {other}, abc1234 | - | - | - | - | - |",
+        f"| {one}, def5678 | 396 of 396 (0, 0) | - | 128 of 128 (0, 0) | 128 of 128 (0, 0) | - |",
     ]
     assert undated("docs/engine.md", made) == []
     assert made.endswith(f"\n\n{engine_tables.END}\n\nmore\n") and "old" not in made

@@ -1,5 +1,7 @@
 """The ops on CPU tensors, their fakes, and the questions that a build answers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from gemmill.families.scaled_mm.reference import scaled_mm
 from gemmill.runtime.choosing import Trust
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import to_name
+from gemmill.vocab import Backend
 
 
 def random_s8(*shape: int, seed: int) -> torch.Tensor:
@@ -190,6 +193,7 @@ def test_misaligned_operands_go_to_a_slower_variant(smoke_build) -> None:
 def test_refusal_of_a_call_that_no_variant_takes(smoke_build, smoke_configs, make_manifest, table_of) -> None:
     """The extension comes to Python for this text: here with the facts that it would report."""
     aligned = [c for c in smoke_configs if c.operands.a_dtype == "s8" and c.design.alignment_a > 1]
+    aligned += [replace(c, backend=Backend.CUTLASS) for c in aligned if c.tag == "cutedsl"]
     smoke_build.manifest, smoke_build.table = make_manifest(*aligned), table_of(*aligned)
     out, _, *rest = call()
     facts = facts_of([out, torch.zeros(16, 132, dtype=torch.int8)[:, :128], *rest])

@@ -43,7 +43,7 @@ QUANT = Kernels(
     spell=spell,
     seconds=lambda _: _SECONDS,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=24,
+    unit_size=48,
 )
 
 

@@ -112,10 +112,10 @@ def smoke(arch: Arch) -> Iterator[KernelConfig]:
             arch,
         )
         return
-    for gemm in _gemms((DType.BF16,)):
-        yield _config(gemm, prefill)
-        yield with_dsl(_config(gemm, prefill))
     decode = _gemm(DType.E4M3, DType.BF16)
+    # One of CUTLASS's kernels with TMA: each takes 10 to 20 CPU seconds, and int8 has the CuTe DSL's and those of any stride.
+    yield _config(decode, prefill)
+    yield from (with_dsl(_config(gemm, prefill)) for gemm in _gemms((DType.BF16,)))
     for splits in (1, 4):
         yield _split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, splits)
     yield with_dsl(_split_k(decode, (64, 16, 256), KernelSchedule.BASIC, 4, 4))
@@ -174,7 +174,11 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
         if (tables := _tables_in_groups(gemm)) is not None:
             yield from _dsl_kernels(gemm, tables)
     for built_in in BUILT_IN.values():
-        yield from with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch)
+        made = list(with_epilogue(built_in.traced.text, built_in.operands, OUT_DTYPES, arch))
+        yield from (config for config in made if config.backend is Backend.CUTEDSL)
+        visitors = [c for c in made if c.backend is Backend.CUTLASS and c.operands.out_dtype is DType.BF16]
+        # The widest and the narrowest: a visitor takes nvcc 26 CPU seconds (docs/notes/toolchain.md).
+        yield from (visitors[0], visitors[-1])
     yield from _of_any_alignment(arch)
     yield from _one_of_each_other_kind()
 

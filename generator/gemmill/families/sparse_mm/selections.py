@@ -88,11 +88,9 @@ def default(arch: Arch) -> Iterator[SparseConfig]:
 
 
 def smoke(arch: Arch) -> Iterator[SparseConfig]:
-    """A kernel with a tile for a small M from e4m3 to bf16, and one for a large M of s8."""
-    if arch is not Arch.SM90A:
-        return
-    yield from configs(DType.E4M3, DType.BF16, _OF_8_BITS[0])
-    yield from configs(DType.S8, DType.BF16, _OF_8_BITS[2])
+    """One kernel, of s8: it serves both ops, and no kernel takes a compiler longer (docs/notes/make_test.md)."""
+    if arch is Arch.SM90A:
+        yield from configs(DType.S8, DType.BF16, _OF_8_BITS[2])
 
 
 def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseConfig]:
