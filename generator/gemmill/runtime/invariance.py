@@ -181,9 +181,9 @@ class Invariance:
         for i in self._of_class(call):
             row, order = self._table.rows[i], self.order(i, call)
             of_order[self._table.entries[i].name] = order
-            known = fastest.get(order, math.inf)
-            if rejection(row, call) is None and tuning.least_ns(row, call, self._sm_count) < known:
-                fastest[order] = min(known, model_ns(row, call, self._sm_count))
+            if rejection(row, call) is None:
+                ns = (tuning.order_ns or model_ns)(row, call, self._sm_count)
+                fastest[order] = min(fastest.get(order, math.inf), ns)
         least, one_slice = min(fastest.values(), default=1.0), _power(call)
         ratios = {
             # Models that know nothing of a class say 0 of all its variants.

@@ -21,6 +21,7 @@ from gemmill.families.scaled_mm.model import (
     ctas_of,
     least_ns,
     model_ns,
+    order_ns,
     pads_more,
 )
 from gemmill.families.scaled_mm.own import operands_of, with_own
@@ -207,6 +208,7 @@ TUNING = Tuning(
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
+    order_ns=order_ns,
     least_ns=least_ns,
     usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     wastes=pads_more,
