@@ -82,6 +82,7 @@ Choice choose_by_model(Table const& table, Chooser const& family, Call const& ca
   for (auto at = first; at != family.by_class.end() && at->first == call.call_class; ++at) {
     int64_t const i = at->second;
     if (table.rows[i].withheld || !accepts(model, table.rows[i], call)) continue;
+    if (model.least != nullptr && model.least(table.rows[i], call, sm_count) >= best_ns) continue;
     double ns = model.nanoseconds == nullptr ? 0.0 : model.nanoseconds(table.rows[i], call, sm_count);
     if (ns < best_ns) {
       best_ns = ns;

@@ -51,6 +51,7 @@ struct Model {
   bool (*takes)(Row const&, Call const&) = nullptr;  // in addition to the limits in the row
   double (*nanoseconds)(Row const&, Call const&, int64_t sm_count) = nullptr;
   bool (*wastes)(Row const&, int64_t const* measured, int64_t const* sizes) = nullptr;  // see gemmill.family.Tuning
+  double (*least)(Row const&, Call const&, int64_t sm_count) = nullptr;  // a bound of `nanoseconds` that takes less time
 };
 struct Family;
 

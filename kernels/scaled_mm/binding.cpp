@@ -89,7 +89,7 @@ Family const scaled_mm{
     {{"scales", scales_fit}},
     asks,
     launch,
-    {takes, model_ns, pads_more},
+    {takes, model_ns, pads_more, least_ns},
 };
 
 }  // namespace

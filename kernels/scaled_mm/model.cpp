@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scaled_mm/boosted.h"
 #include "scaled_mm/classes.h"
 
 namespace gemmill {
@@ -100,11 +101,9 @@ constexpr double kJoining = 2400.0;
 constexpr double kJoiningElement = 0.12;
 constexpr double kRestartingElement = 0.015;
 
-}  // namespace
-
-// The model, mirrored by gemmill.families.scaled_mm.model, which says where the constants come from. Nanoseconds.
-double model_ns(Row const& of, Call const& call, int64_t sm_count) {
-  GemmFacts const& row = gemm_facts(of);
+// The model without the trees' correction, and their inputs. Mirrored by gemmill.families.scaled_mm.model, which says where the
+// constants come from. Nanoseconds.
+TreeInputs inputs_of(GemmFacts const& row, Call const& call, int64_t sm_count) {
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN];
   int64_t const splits = ctas_of_tile(row), tiles = ctas_of(row, call), room = room_of(row, sm_count);
   int64_t const k = call.sizes[kSizeK] * operand_bytes(call.call_class);  // bytes, as tile_k
@@ -129,7 +128,9 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const issued = is_fine ? static_cast<double>(slabs / 64) * promotions * issue : 0.0;
   double const step = std::max(std::max(multiply, issued) * per_sm, waited);
   double const store = kStoreElement * elements * per_sm;
-  double const body = steps * step + store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
+  double const multiplied = steps * step;
+  double const stored = store * (row.overlaps ? 1.0 + (waves - 1.0) * kStoredLate : waves);
+  double const body = multiplied + stored;
   double const pipeline = steps * kLatency / static_cast<double>(row.stages);
   double const rows = static_cast<double>(std::min(row.tile_m, m));
   double const traffic = (rows / row.sharers_a + static_cast<double>(row.tile_n) / row.sharers_b) * row.tile_k;
@@ -138,7 +139,8 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const crossing = (k % 128 != 0 ? kStraddling : 1.0) + (k % 32 != 0 ? kParting : 0.0);
   double const l2 = static_cast<double>(tiles * steps_of_one) * (traffic * crossing + kFilling * filled) / kL2Bytes;
   double const from_memory = static_cast<double>(bytes_read(row, m, n, k, sm_count * per_sm / splits));
-  double const fetched = from_memory / (static_cast<double>(std::min(ceil_div(tiles, per_sm), sm_count)) * kFetchedBytes);
+  double const fetchers = static_cast<double>(std::min(ceil_div(tiles, per_sm), sm_count));
+  double const fetched = from_memory / (fetchers * kFetchedBytes);
   double const memory = from_memory / kMemoryBytes;
   double const joined =
       std::sqrt(std::sqrt(fourth(body) + fourth(pipeline) + fourth(l2) + fourth(fetched) + fourth(memory)));
@@ -146,7 +148,26 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const restarts = waves * (row.meets == kInRegisters ? static_cast<double>(row.splits) * kRestartingElement * elements : 0.0);
   bool const in_memory = row.splits > 1 && row.meets == kInMemory;
   double const meets = waves * waves * (in_memory ? kJoining + kJoiningElement * elements : 0.0);
-  return (kBegin + joined + slices + restarts + meets) * (row.cost_permille / 1000.0);
+  double const total = (kBegin + joined + slices + restarts + meets) * (row.cost_permille / 1000.0);
+  double const occupancy = static_cast<double>(tiles) / static_cast<double>(all_waves * sm_count * per_sm);
+  auto const number = [](int64_t x) { return static_cast<double>(x); };
+  return {multiplied / total, stored / total, pipeline / total, l2 / total, fetched / total, memory / total,
+          total, occupancy, waves, fetchers, number(per_sm),
+          number(row.tile_m), number(row.tile_n), number(row.tile_k), number(row.stages), number(splits),
+          number(row.overlaps), columns, number(row.sharers_a), number(row.sharers_b),
+          filled, rows / number(row.tile_m)};
+}
+
+}  // namespace
+
+double model_ns(Row const& of, Call const& call, int64_t sm_count) {
+  GemmFacts const& row = gemm_facts(of);
+  TreeInputs const inputs = inputs_of(row, call, sm_count);
+  return row.promotes <= 2 ? inputs[kTreeTotal] * std::exp(log_of(inputs)) : inputs[kTreeTotal];
+}
+
+double least_ns(Row const& of, Call const& call, int64_t sm_count) {
+  return inputs_of(gemm_facts(of), call, sm_count)[kTreeTotal] * std::exp(kLeastLog);
 }
 
 }  // namespace gemmill

@@ -20,6 +20,7 @@ enum GemmOperand { kAlignA, kAlignB, kAlignD };  // places of its alignments
 
 bool takes(Row const& row, Call const& call);
 double model_ns(Row const& row, Call const& call, int64_t sm_count);
+double least_ns(Row const& row, Call const& call, int64_t sm_count);
 bool pads_more(Row const& row, int64_t const* measured, int64_t const* sizes);
 
 }  // namespace gemmill

@@ -2,7 +2,7 @@
 
 from timed import Benchmark
 from timed.fused_moe.calls import TINY, ExpertsMaker, add_options, tiny, workload_of, workloads_of
-from timed.fused_moe.contenders import ExpertsContender, ExpertsWay, OneAfterTheOther
+from timed.fused_moe.contenders import ExpertsContender, ExpertsWay, OneAfterTheOther, variants_of
 
 BENCHMARK = Benchmark(
     add_options=add_options,
@@ -18,4 +18,5 @@ BENCHMARK = Benchmark(
         ExpertsWay(name="three launches", namespace="gemmill", apart=False),
         ExpertsWay(name="grouped GEMMs", namespace="gemmill", apart=True),
     ],
+    variants=variants_of,
 )

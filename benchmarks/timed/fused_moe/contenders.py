@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.families.fused_moe import NAME
 from gemmill.families.fused_moe.bounds import judged
 from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
+from gemmill.runtime.library import Build
 from harness import foreign_source
 from harness.contenders import CheckedCalls, WrongResult
 from timed.fused_moe.calls import FINE, ExpertsOperands
@@ -89,6 +91,35 @@ class ExpertsWay(ExpertsContender):
 
     def _goes(self, config: Any) -> bool:
         return bool(config.apart) is self.apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsVariant(ExpertsContender):
+    """The op, answered by one variant."""
+
+    config: Any
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether the variant has the workload's weights, of its order of scales, and 16-bit results of its type."""
+        config = self.config
+        of_weights = (config.packing, config.group_size, config.dtype.torch_name, config.out_dtype.torch_name)
+        of = workload.of
+        asked = (of.packing, of.group_size, str(of.dtype).removeprefix("torch."), "bfloat16")
+        return of_weights == asked
+
+    def pinned(self, operands: ExpertsOperands) -> AbstractContextManager:
+        """The variant's."""
+        return gemmill.use_variant(self.name)
+
+
+def variants_of(build: Build | None) -> list[ExpertsVariant]:
+    """Every variant of a build."""
+    entries = [] if build is None else build.manifest.entries
+    return [
+        ExpertsVariant(name=entry.name, namespace="gemmill", config=entry.config)
+        for entry in entries
+        if entry.family == NAME
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

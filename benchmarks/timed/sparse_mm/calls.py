@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from torch import Tensor
@@ -22,6 +23,10 @@ TABLE = (
 """(M, N, K) by which progress is measured."""
 FEWEST_COPIES, MOST_COPIES = 2, 8
 TINY = (5, 64, 128)
+DRAWN_ROWS, DRAWN_SIDES, DRAWN_WEIGHTS = (16, 8192), (512, 32768), (1 << 22, 1 << 28)
+"""The least and most of M, of N and K, and of their product."""
+ROW_STEP, SIDE_STEP = 16, 128
+"""cuSPARSELt takes multiples of 16 rows alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,22 @@ def workloads_of(options: Namespace) -> list[Workload]:
     kinds = options.op.split(",")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(KINDS)}")
+    if options.draw is not None:
+        sizes = list(_drawn(Random(options.draw), options.draws))
+        return [KINDS[kind].at(m=m, n=n, k=k) for kind in kinds for m, n, k in sizes]
     return list(_workloads(kinds, [int(m) for m in options.rows.split(",") if m]))
+
+
+def _drawn(random: Random, count: int) -> Iterator[tuple[int, int, int]]:
+    """So many sizes, log-uniform."""
+    while count:
+        m, n, k = (
+            step * round(least * (most / least) ** random.random() / step)
+            for (least, most), step in ((DRAWN_ROWS, ROW_STEP), (DRAWN_SIDES, SIDE_STEP), (DRAWN_SIDES, SIDE_STEP))
+        )
+        if DRAWN_WEIGHTS[0] <= n * k <= DRAWN_WEIGHTS[1]:
+            count -= 1
+            yield m, n, k
 
 
 def _workloads(kinds: Sequence[str], rows: Sequence[int]) -> Iterator[Workload]:
@@ -122,6 +142,8 @@ def add_options(parser: ArgumentParser) -> None:
     known = ",".join(KINDS)
     parser.add_argument("--op", "--ops", default=known, help=f"kinds, with commas, of {known}")
     parser.add_argument("--rows", default="", help="M, with commas; all of the table by default")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw sizes in place of the table's")
+    parser.add_argument("--draws", type=int, default=12, help="how many are drawn")
 
 
 def tiny(workload: Workload) -> Workload:

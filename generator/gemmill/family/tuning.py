@@ -134,6 +134,10 @@ class Tuning:
     """The largest bucketed size at which that power holds: beyond it the model is taken at its word; None: at each."""
     model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
+    order_ns: Callable[[Row, ShapedCall, int], float] | None = None
+    """The estimate by which orders of slices are compared, since `one_slice` and orders' figures belong to it; None: `model_ns`."""
+    least_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
+    """A number that `model_ns` is not below and that takes less time: a choice computes no more of a row that cannot win."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False
     """Whether a variant measured at the first sizes does much worse for its kind at the second."""
     offers: Callable[[Any], Mapping[int, tuple[Any, ...]]] = lambda config: {}

@@ -57,7 +57,9 @@ def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, T
     for i, row, _ in table.of(call.family):
         if row.is_withheld or row.call_class != call.call_class:  # before a sentence is made of it
             continue
-        if rejection(row, call) is None and (ns := model_ns(row, call, sm_count)) < best_ns:
+        if rejection(row, call) is not None or tuning.least_ns(row, call, sm_count) >= best_ns:
+            continue
+        if (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
     return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
 

@@ -175,13 +175,15 @@ class Invariance:
     def _times(self, call: ShapedCall) -> dict[Order | None, float]:
         """How many times as long as the fastest variant of all the fastest of each order takes, as measured, else by the
         model."""
+        tuning = REGISTRY.choices[call.family]
         fastest: dict[Order | None, float] = {}
         of_order: dict[str, Order | None] = {}
         for i in self._of_class(call):
             row, order = self._table.rows[i], self.order(i, call)
             of_order[self._table.entries[i].name] = order
             if rejection(row, call) is None:
-                fastest[order] = min(fastest.get(order, math.inf), model_ns(row, call, self._sm_count))
+                ns = (tuning.order_ns or model_ns)(row, call, self._sm_count)
+                fastest[order] = min(fastest.get(order, math.inf), ns)
         least, one_slice = min(fastest.values(), default=1.0), _power(call)
         ratios = {
             # Models that know nothing of a class say 0 of all its variants.

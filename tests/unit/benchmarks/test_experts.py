@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +14,15 @@ import gemmill
 from builds import TableOnly
 from gemmill.families.fused_moe import selections
 from gemmill.families.moe.selections import tiled
+from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.variant_table import make_variant_table
+from gemmill.space.names import to_name
+from gemmill.space.selections import Selection, select
+from gemmill.tuner.program import stand_in_build
 from gemmill.vocab import Arch, DType
-from timed.fused_moe.calls import KINDS, ExpertsOperands, workloads_of
-from timed.fused_moe.contenders import ExpertsWay, _kernel
+from timed.fused_moe.calls import KINDS, ExpertsOperands, workload_of, workloads_of
+from timed.fused_moe.contenders import ExpertsWay, _kernel, variants_of
 from timed.workload import Workload
 
 SOURCE = """import vllm.envs
@@ -115,3 +119,18 @@ def test_drawn_layers_are_those_of_their_seed() -> None:
     for p in first:
         assert p.top < p.experts and p.hidden % 128 == p.inner % 128 == 0
         assert 1024 <= p.hidden <= 8192 and 256 <= p.inner <= 16384 and 3 * p.experts * p.hidden * p.inner <= 1 << 33
+
+
+def test_a_sweep_has_the_variants_of_a_workloads_weights_alone():
+    configs = tuple(REGISTRY.configs_of("fused_moe", select("default").configs))
+    selection = Selection(name="experts", arch=Arch.SM90A, configs=configs, rejections=())
+    build = SimpleNamespace(manifest=stand_in_build(selection)[1])
+    variants = variants_of(build)
+    assert {variant.name for variant in variants} == {to_name(config) for config in configs} and variants_of(None) == []
+    taken = {
+        kind: {v.name.removeprefix("sm90a_fused") for v in variants if v.takes(workload_of(kind, (8, 2, 256, 256), 1))}
+        for kind in ("mxfp4_e4m3", "nvfp4", "fp8_groups", "bf16")
+    }
+    assert taken["mxfp4_e4m3"] == {f"fp4experts_mxfp4_e4m3_t{tile}" for tile in ("16", "8o", "32o", "112o", "224o")}
+    assert all(taken.values()) and not set.intersection(*taken.values())
+    assert all("_e4m3" in name for name in taken["fp8_groups"]) and all("_bf16" in name for name in taken["bf16"])

@@ -1,5 +1,8 @@
 """The sets of workloads."""
 
+from argparse import Namespace
+from dataclasses import replace
+
 import pytest
 
 from gemmill.tuner.workloads import tiny, workload_of
@@ -20,6 +23,8 @@ from timed.scaled_mm import (
     table_grid_workloads,
     table_workloads,
 )
+from timed.sparse_mm.calls import SparseWorkload
+from timed.sparse_mm.calls import workloads_of as sparse_workloads
 
 
 def test_tables():
@@ -102,3 +107,15 @@ def test_ops_by_name_with_commas():
     assert ops_named("int8,fp8,int8") == (MeasuredOp.INT8, MeasuredOp.INT8_AZP, MeasuredOp.FP8)
     with pytest.raises(ValueError, match="--op 'fp4' is none of fp8, int8, fp8_groups, fp8_groups_32, bf16, all"):
         ops_named("fp8,fp4")
+
+
+def test_random_sizes_of_sparse_gemms_are_those_of_their_seed():
+    def drawn(seed: int) -> list[SparseWorkload]:
+        return sparse_workloads(Namespace(op="fp8,bf16", rows="", draw=seed, draws=40))
+
+    found = drawn(7)
+    assert found == drawn(7) != drawn(8)
+    assert [replace(p, kind="bf16") for p in found[:40]] == found[40:] and len(set(found)) == 80
+    assert all(p.m % 16 == p.n % 128 == p.k % 128 == 0 and 16 <= p.m <= 8192 for p in found)
+    assert all(1 << 22 <= p.n * p.k <= 1 << 28 and min(p.n, p.k) >= 512 for p in found)
+    assert min(p.m for p in found) < 64 and max(p.m for p in found) > 2048 and max(p.k for p in found) > 16384

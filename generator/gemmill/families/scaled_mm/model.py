@@ -9,12 +9,15 @@ The constants are fitted to the times of 515 variants at 2,642 shapes, three qua
 2026-11-21). The fit is for the loss of the variant that comes out first (docs/notes/tables.md). tools/fit_model.py
 repeats it. They are near the machine's rates, but not measurements of it: a smooth maximum of equals exceeds each of
 them.
+
+Boosted trees correct the estimate (boosted.py).
 """
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import exp, sqrt
 from typing import Any, NamedTuple
 
+from gemmill.families.scaled_mm.boosted import LEAST_LOG, log_of
 from gemmill.families.scaled_mm.classes import class_of
 from gemmill.family import Row, ShapedCall
 
@@ -134,6 +137,8 @@ class Terms(NamedTuple):
     """The terms of a call by a variant, before any constant: numbers, or arrays of them."""
 
     waves: Any
+    slices: Any
+    """CTAs that divide a tile's K among them."""
     steps: Any
     """Steps along K, of all waves."""
     ctas: Any
@@ -151,7 +156,24 @@ class Terms(NamedTuple):
     """Bytes read from memory."""
     fetchers: Any
     """SMs that read these bytes."""
+    occupancy: Any
+    """CTAs over those that all waves would have room for on all SMs."""
+    used: Any
+    """The share of a tile's rows that A has."""
     variant: RowFacts
+
+
+class Times(NamedTuple):
+    """The parts of a call's time, in nanoseconds: numbers, or arrays of them."""
+
+    multiplied: Any
+    stored: Any
+    pipeline: Any
+    l2: Any
+    fetched: Any
+    memory: Any
+    total: Any
+    """The model's estimate, of all parts."""
 
 
 class Arithmetic(NamedTuple):
@@ -168,8 +190,35 @@ OF_NUMBERS = Arithmetic()
 
 def model_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call by a variant, on a device of `sm_count` multiprocessors."""
-    estimate: float = time_ns(terms_of(of, call, sm_count), FITTED)
+    terms = terms_of(of, call, sm_count)
+    times = times_of(terms, FITTED)
+    estimate: float = times.total
+    return estimate * exp(log_of(properties_of(terms, times))) if is_corrected(of.facts) else estimate
+
+
+def order_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
+    """The estimate without the trees, by which orders of slices are compared."""
+    estimate: float = times_of(terms_of(of, call, sm_count), FITTED).total
     return estimate
+
+
+def least_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
+    """A number that `model_ns` is not below, found without the trees."""
+    return order_ns(of, call, sm_count) * exp(LEAST_LOG)
+
+
+def is_corrected(row: RowFacts) -> bool:
+    """Whether trees correct the estimate: those of groups of 32 have too few measured times."""
+    return row.promotes <= 2
+
+
+def properties_of(t: Terms, times: Times) -> tuple[Any, ...]:
+    """The inputs of the trees, in the order of `boosted.PROPERTIES`."""
+    v = t.variant
+    shares = [time / times.total for time in times[:-1]]
+    of_call = (times.total, t.occupancy, t.waves, t.fetchers, t.per_sm)
+    tile = (v.tile_m, v.tile_n, v.tile_k, v.stages, t.slices, v.overlaps, v.columns, v.sharers_a, v.sharers_b)
+    return (*shares, *of_call, *tile, t.filled, t.used)
 
 
 def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
@@ -187,6 +236,7 @@ def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
     loaded = float(_round_up(m, row.box_rows) if boxed else row.tile_m)
     return Terms(
         waves=float(waves),
+        slices=splits,
         steps=float(waves * steps),
         ctas=float(tiles * steps),
         per_sm=per_sm,
@@ -196,12 +246,19 @@ def terms_of(of: Row, call: ShapedCall, sm_count: int) -> Terms:
         parts=k % 32 != 0,
         memory=float(bytes_read(row, m, n, k, sm_count * per_sm // splits)),
         fetchers=float(min(_ceil_div(tiles, per_sm), sm_count)),
+        occupancy=float(tiles) / float(waves * sm_count * per_sm),
+        used=rows / row.tile_m,
         variant=row,
     )
 
 
 def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
-    """The model's nanoseconds of a call's terms."""
+    """The model's nanoseconds of a call's terms, without the trees' correction."""
+    return times_of(t, c, do).total
+
+
+def times_of(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Times:
+    """The parts of a call's time, and their whole without the trees' correction."""
     v = t.variant
     tile_elements = v.tile_m * v.tile_n
     # In a step: the tensor core's instructions, and the bytes that loads write to shared memory.
@@ -221,7 +278,9 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     issued = do.pick(is_fine, slabs // 64 * promotions * issue, 0.0)
     step = do.larger(do.larger(multiply, issued) * t.per_sm, waited)
     store = c.store_element * tile_elements * t.per_sm
-    body = t.steps * step + store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
+    multiplied = t.steps * step
+    stored = store * do.pick(v.overlaps, 1.0 + (t.waves - 1.0) * c.stored_late, t.waves)
+    body = multiplied + stored
     pipeline = t.steps * c.latency / v.stages
     crossing = do.pick(t.straddles, c.straddling, 1.0) + do.pick(t.parts, c.parting, 0.0)
     l2 = t.ctas * (t.traffic * crossing + c.filling * t.filled) / c.l2_bytes
@@ -234,7 +293,8 @@ def time_ns(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Any:
     # In a later wave CTAs of a tile begin at different times, and wait the longer for one another.
     waits = t.waves * t.waves
     slices = slices + restarts + waits * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
-    return (c.begin + joined + slices) * (v.cost_permille / 1000.0)
+    total = (c.begin + joined + slices) * (v.cost_permille / 1000.0)
+    return Times(multiplied, stored, pipeline, l2, fetched, memory, total)
 
 
 def _fourth(x: Any) -> Any:

@@ -13,7 +13,17 @@ from gemmill.families.scaled_mm.classes import (
     scales_codes_of,
 )
 from gemmill.families.scaled_mm.config import RESULTS_OF, Design, KernelConfig
-from gemmill.families.scaled_mm.model import IN_CLUSTER, IN_MEMORY, IN_REGISTERS, RowFacts, ctas_of, model_ns, pads_more
+from gemmill.families.scaled_mm.model import (
+    IN_CLUSTER,
+    IN_MEMORY,
+    IN_REGISTERS,
+    RowFacts,
+    ctas_of,
+    least_ns,
+    model_ns,
+    order_ns,
+    pads_more,
+)
 from gemmill.families.scaled_mm.own import operands_of, with_own
 from gemmill.families.scaled_mm.sweep import SWEEP, MeasuredOp
 from gemmill.family import Reach, Row, ShapedCall, Tuning
@@ -200,6 +210,8 @@ TUNING = Tuning(
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
+    order_ns=order_ns,
+    least_ns=least_ns,
     usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     wastes=pads_more,
     offers=_offers,
