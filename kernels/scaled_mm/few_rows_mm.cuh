@@ -211,6 +211,7 @@ struct FewRowsMm : SplitKMm<Element_, Accumulator, Output_, tile_n, tile_m, tile
           warpgroup_fence_operand(partial[g]);
           add_scaled(sums, partial[g], storage.scales[state.stage][g]);
         });
+        __syncwarp();  // all lanes have read the scales
         Base::release(storage.ring, state.stage);
       }
     } else {

@@ -207,13 +207,13 @@ CORE = Tables(
         *FOR_AZP.split_k,
         ((128, 64, 128), COOPERATIVE, 6),
         ((128, 96, 128), COOPERATIVE, 5),
+        ((64, 16, 256), BASIC, 3),
     ),
 )
 """The schedules that are compiled for users who lack the CuTe DSL.
 
-Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes. They are a greedy choice over the
-journals, where CUTLASS's kernel of a schedule is taken to be slower than the DSL's by the mean of those that have both
-(docs/notes/dsl_licence.md). They are not measured yet.
+Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes (docs/notes/dsl_licence.md). FEW_ROWS and
+AT_LOSSES are not measured yet.
 """
 
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=FOR_AZP.split_k[2:])
@@ -240,7 +240,7 @@ PLAIN = Tables(
     ),
     few_rows=FEW_ROWS,
     narrow=CORE.narrow[1:3],
-    split_k=(CORE.split_k[3], CORE.split_k[1], CORE.split_k[4], ((128, 128, 128), COOPERATIVE, 6)),
+    split_k=(CORE.split_k[3], CORE.split_k[1], CORE.split_k[4], ((128, 128, 128), COOPERATIVE, 6), CORE.split_k[0]),
 ).at_half_depth()
 """The schedules for operands of 16 bits that are compiled for users who lack the CuTe DSL, chosen as those of CORE."""
 
