@@ -4,6 +4,7 @@
     tools/five_minutes.py dist/gemmill-0.1.0-py3-none-any.whl dist/gemmill_sm90a_cu13-0.1.0-py3-none-manylinux_2_34_x86_64.whl
     tools/five_minutes.py            of the build that serves, for which it writes both wheels first
     tools/five_minutes.py --all      with the verbs, and a tiny model that is converted, generates, is saved and loaded
+    tools/five_minutes.py --model    the layer and that model alone
 
 One wheel with everything will do as well. Each step is a process of an empty environment with the wheels and the packages of
 this interpreter, torch among them, but not this checkout. Without a GPU layers run the reference, and `tune` is dry. Where vLLM
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("wheels", nargs="*", type=Path)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where wheels that it writes stay")
     parser.add_argument("--all", action="store_true", help="verbs and a tiny model too: minutes without a GPU")
+    parser.add_argument("--model", action="store_true", help="the layer and a tiny model alone; needs transformers")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
         begun = time.perf_counter()
@@ -126,10 +128,13 @@ def main() -> None:
         took = _step("install", [*pip, "--no-deps", "--no-index", *wheels])
         took += _step("layer", [python, "-c", LAYER], there)
         print(f"from pip to the first kernel's call: {took:.1f} s")
-        _step("doctor", [python, "-m", "gemmill", "doctor"], there, codes=(0, 1))
-        if given.all:
-            _use(Path(folder), python, there)
-        _step("plugins", [python, "-c", PLUGINS, ROOT / "tests"], there)
+        if given.model:
+            _generate(Path(folder), python, there)
+        else:
+            _step("doctor", [python, "-m", "gemmill", "doctor"], there, codes=(0, 1))
+            if given.all:
+                _use(Path(folder), python, there)
+            _step("plugins", [python, "-c", PLUGINS, ROOT / "tests"], there)
         print(f"done in {time.perf_counter() - begun:.0f} s")
 
 
@@ -148,11 +153,15 @@ def _use(folder: Path, python: Path, environment: dict[str, str]) -> None:
         codes = (0, 1) if verb == "audit" else (0,)  # which exits with 1 where it finds something
         _step(verb, [python, "-m", "gemmill", verb, *command], environment, codes)
     if find_spec("transformers") is not None:
-        original, converted, saved = (folder / name for name in ("model", "converted", "saved"))
-        _step("model", [python, "-c", MODEL, original], environment)
-        convert = [python, "-m", "gemmill", "convert", original, converted, "--to", "channel"]
-        _step("convert", convert, environment)
-        _step("generates", [python, "-c", GENERATES, converted, saved], environment)
+        _generate(folder, python, environment)
+
+
+def _generate(folder: Path, python: Path, environment: dict[str, str]) -> None:
+    original, converted, saved = (folder / name for name in ("model", "converted", "saved"))
+    _step("model", [python, "-c", MODEL, original], environment)
+    convert = [python, "-m", "gemmill", "convert", original, converted, "--to", "channel"]
+    _step("convert", convert, environment)
+    _step("generates", [python, "-c", GENERATES, converted, saved], environment)
 
 
 def _verbs(folder: Path, python: Path) -> dict[str, list[object]]:

@@ -394,7 +394,7 @@ int32_t prefill_attention(gemmill_kv_attention_args const& args, gemmill_launch 
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices), tiles = static_cast<int>(plan.tiles);
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                       args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  PrefillParams<Shape> params{{args, partial, signs, centroids, tiles, slices, slices, 1, Shape::kPackedStages, group, args.scale * kLog2E, 0.0f},
+  PrefillParams<Shape> params{{args, partial, signs, centroids, tiles, slices, slices, 1, group, args.scale * kLog2E, 0.0f},
                               result, plan.writes()};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_rows<Variant, Element, Shape>;

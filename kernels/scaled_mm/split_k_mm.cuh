@@ -28,10 +28,11 @@
 namespace gemmill {
 
 template <class Element_, class Accumulator, class Output_, int tile_n, int tile_m, int tile_k, int stages, bool promoted,
-          EpilogueKind kind>
+          EpilogueKind kind, class Vectors_ = EpilogueVectors>
 struct SplitKMm {
   using Element = Element_;
   using Output = Output_;
+  using Vectors = Vectors_;
   using Barrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
@@ -61,7 +62,7 @@ struct SplitKMm {
   struct Params {
     CUtensorMap weights;
     CUtensorMap tokens;
-    EpilogueVectors vectors;
+    Vectors vectors;
     Output* d;
     int64_t ldd;
     int32_t m, n, k;
@@ -75,6 +76,9 @@ struct SplitKMm {
     EmptyBarrier empty[stages];
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // room to align the base
+
+  // Host code: CTAs of a launch.
+  static int64_t ctas(int64_t tiles, int32_t splits, int32_t) { return tiles * splits; }
 
   // The K tiles of this CTA.
   struct Slice {
@@ -124,7 +128,7 @@ struct SplitKMm {
       return;
     }
     auto sums = consume(storage, slice);
-    store(params, storage, sums, rank, splits, n0, m0);
+    store(params, reinterpret_cast<Accumulator*>(&storage), sums, rank, splits, n0, m0);
   }
 
   __device__ static void produce(Params const& params, SharedStorage& storage, Slice const& slice, int n0, int m0) {
@@ -231,15 +235,14 @@ struct SplitKMm {
     if (threadIdx.x % 32 == 0) storage.empty[t % stages].arrive();
   }
 
-  // Partial sums go to this CTA's shared memory, token by token; then the cluster's CTAs divide the tile among them,
+  // Partial sums go to `buffer` in this CTA's shared memory, token by token; then the cluster's CTAs divide the tile among them,
   // add up all slices in order of K, and store rows of D along n.
   template <class Sums>
-  __device__ static void store(Params const& params, SharedStorage& storage, Sums const& sums, int rank, int splits, int n0, int m0) {
+  __device__ static void store(Params const& params, Accumulator* buffer, Sums const& sums, int rank, int splits, int n0, int m0) {
     using namespace cute;
-    auto* buffer = reinterpret_cast<Accumulator*>(&storage);
     auto buffer_layout = make_layout(Shape<Int<tile_n>, Int<tile_m>>{}, Stride<_1, Int<kPitch>>{});
     auto partition = TiledMma{}.get_thread_slice(threadIdx.x).partition_C(make_tensor(make_smem_ptr(buffer), buffer_layout));
-    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the stages that this overwrites
+    cutlass::arch::NamedBarrier::sync(kConsumers, 1);  // every group has read the contents that this overwrites
     copy(sums, partition);
     if (splits > 1) {
       cluster_arrive();
@@ -307,7 +310,7 @@ int32_t launch_split_k(gemmill_scaled_mm_args const& x, gemmill_launch const& ho
   constexpr int tile_n = Kernel::kTileN, tile_m = Kernel::kTileM;
   constexpr int64_t kBytes = sizeof(typename Kernel::Element);
   if (cudaError_t error = allow_shared_memory<entry>(how.device, Kernel::kSharedBytes); error != cudaSuccess) return error;
-  typename Kernel::Params params{{}, {}, EpilogueVectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, how.constant_weights != 0};
+  typename Kernel::Params params{{}, {}, typename Kernel::Vectors(x), static_cast<typename Kernel::Output*>(x.d), x.ldd, x.m, x.n, x.k, how.constant_weights != 0};
   if (describe_operand(params.weights, x.b, x.n, x.k * kBytes, x.ldb * kBytes, tile_n) != CUDA_SUCCESS ||
       describe_operand(params.tokens, x.a, x.m, x.k * kBytes, x.lda * kBytes, tile_m) != CUDA_SUCCESS) {
     return GEMMILL_CANNOT_IMPLEMENT;
@@ -315,7 +318,7 @@ int32_t launch_split_k(gemmill_scaled_mm_args const& x, gemmill_launch const& ho
   int64_t const tiles = int64_t((x.n + tile_n - 1) / tile_n) * ((x.m + tile_m - 1) / tile_m);
   if (tiles * x.splits > INT_MAX) return GEMMILL_CANNOT_IMPLEMENT;
   void* parameters[] = {&params};
-  LaunchShape const shape{dim3(tiles * x.splits), dim3(Kernel::kThreads), dim3(x.splits), Kernel::kSharedBytes};
+  LaunchShape const shape{dim3(Kernel::ctas(tiles, x.splits, how.sm_count)), dim3(Kernel::kThreads), dim3(x.splits), Kernel::kSharedBytes};
   return launch_kernel<entry>(shape, how, parameters);
 }
 

@@ -90,7 +90,7 @@ class Design:
     nothing.
     """
     stages: int | None = None
-    """Shared-memory stages of the main loop; None lets CUTLASS fill the memory that the epilogue leaves."""
+    """Shared-memory stages of the main loop; None fills the memory that the epilogue leaves."""
     slice_step: int | None = None
     """Elements along K of which slices are multiples, where K is divided; None: those of a K step. Kernels of different depth
     deal K alike with one step."""

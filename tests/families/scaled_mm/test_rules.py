@@ -35,6 +35,7 @@ SPLIT_K = {
     "stages": 4,
 }
 DSL = {"backend": Backend.CUTEDSL}
+FEW_ROWS = SPLIT_K | {"tile_scheduler": TileScheduler.PERSISTENT}
 PARALLEL = DSL | {"tile_scheduler": TileScheduler.SPLIT_K_PARALLEL, "kernel_schedule": KernelSchedule.COOPERATIVE}
 RESTARTED = PARALLEL | {"tile_scheduler": TileScheduler.RESTARTED}
 SPLIT_K_TAKES = (
@@ -43,6 +44,9 @@ SPLIT_K_TAKES = (
 
 SETS = "4 sets of partial sums take turns in groups of 32 where K is not divided and registers hold the sets, but not all sums of a K step"
 FINE = DSL | GROUPED | {"group_size": 32, "tile_shape_mnk": (64, 64, 128), "kernel_schedule": KernelSchedule.BASIC}
+FEW_ROWS_TAKE = (
+    "the kernel of few rows takes a cluster of 1x1x1, and 64 columns of B with basic or 128 with cooperative"
+)
 
 OFFERED = "e4m3 x e4m3, s8 x s8, bf16 x bf16, f16 x f16 are"
 
@@ -291,6 +295,35 @@ EXAMPLES = [
         SPLIT_K | {"tile_shape_mnk": (128, 16, 256)},
         "128 columns of B are 2 consumer groups, basic has 1",
     ),
+    ("few_rows", FEW_ROWS | {"cluster_shape_mnk": (2, 1, 1)}, FEW_ROWS_TAKE),
+    ("few_rows", FEW_ROWS | {"tile_shape_mnk": (128, 16, 256)}, FEW_ROWS_TAKE),
+    ("few_rows", FEW_ROWS | {"kernel_schedule": KernelSchedule.PINGPONG}, FEW_ROWS_TAKE),
+    (
+        "few_rows",
+        FEW_ROWS | {"swizzle": 2},
+        "the kernel of few rows walks tiles in one order: raster order and swizzle do not apply",
+    ),
+    (
+        "few_rows",
+        FEW_ROWS | {"accumulation": Accumulation.PROMOTED},
+        "accumulation promoted without scales in groups: split_k promotes sums of few rows",
+    ),
+    (
+        "few_rows_in_groups",
+        SPLIT_K | COLLECTIVE,
+        "scales mnmajor of e4m3 and of B in a block: the kernel of few rows reads strided ones of e4m3 in blocks",
+    ),
+    (
+        "few_rows_in_groups",
+        SPLIT_K | GROUPED | {"group_size": 64},
+        "groups of 64 with a tile of 64 columns of B and depth 256: the kernel of few rows takes groups of 128, up to 128 columns, "
+        "and a depth of whole groups",
+    ),
+    (
+        "accumulators_fit",
+        SPLIT_K | GROUPED | {"tile_shape_mnk": (64, 144, 256), "stages": 2},
+        "tile 64x144 needs 216 accumulator registers a thread of 208",
+    ),
     (
         "launch_settings",
         {"splits": 2},
@@ -433,6 +466,10 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         {"tile_shape_mnk": (128, 256, 128), "cluster_shape_mnk": (2, 4, 1)},
         SPLIT_K,
         SPLIT_K | {"splits": 8},
+        SPLIT_K | GROUPED | {"splits": 8},
+        FEW_ROWS,
+        FEW_ROWS
+        | {"a_dtype": DType.S8, "kernel_schedule": KernelSchedule.COOPERATIVE, "tile_shape_mnk": (128, 128, 128)},
         {"stages": 6},
         DSL,
         DSL | SPLIT_K,

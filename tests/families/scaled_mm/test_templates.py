@@ -49,6 +49,12 @@ BASES = {
         "swap_ab": True,
         "stages": 4,
     },
+    "few_rows": {
+        "kernel_schedule": KernelSchedule.BASIC,
+        "tile_shape_mnk": (64, 16, 256),
+        "swap_ab": True,
+        "stages": 5,
+    },
     "int8": {"a_dtype": DType.S8, "epilogue": EpilogueKind.SCALED_AZP_PER_TOKEN},
     "unaligned": {"kernel_schedule": KernelSchedule.MMA_SYNC},
     "group_unaligned": {**GROUPS, "kernel_schedule": KernelSchedule.MMA_SYNC},

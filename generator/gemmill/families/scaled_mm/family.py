@@ -27,7 +27,7 @@ _DSL_UNIT_SECONDS, _DSL_SECONDS = 2.0, 2.0
 def _seconds(config: KernelConfig) -> float:
     schedule = config.design
     plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
-    return _PLAIN_SECONDS if plain else _COLLECTIVE_SECONDS
+    return _PLAIN_SECONDS if plain or config.walks_few_rows else _COLLECTIVE_SECONDS
 
 
 def _host_facts(config: KernelConfig) -> dict[str, int | str]:

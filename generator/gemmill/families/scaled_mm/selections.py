@@ -193,8 +193,14 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
         yield from _kernels(gemm, frequent if gemm.operands.out_dtype is DType.BF16 else sm90.FEW)
     for dtype in PLAIN_DTYPES:
         yield from _kernels(_gemm(dtype, dtype), sm90.PLAIN if dtype is DType.BF16 else sm90.PLAIN_FEW)
-    for layout, row in product((ScaleLayout.MN_MAJOR, ScaleLayout.STRIDED), sm90.BLOCKWISE):
-        yield _config(_in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], layout), row)
+    for layout, row, (raster, swizzle) in product(
+        (ScaleLayout.MN_MAJOR, ScaleLayout.STRIDED), sm90.BLOCKWISE, sm90.RASTERS
+    ):
+        blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], layout)
+        yield _config(blocks, row, launch=Launch(raster_order=raster, swizzle=swizzle))
+    yield from _kernels(
+        _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED), sm90.GROUPS_OF_FEW_ROWS
+    )
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_gemm(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
     for built_in in BUILT_IN.values():
@@ -273,6 +279,10 @@ def _kernels(
         yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
         yield _split_k(gemm, tile, schedule, stages, splits)
+    for tile, schedule, stages in tables.few_rows:
+        yield _config(gemm, (tile, (1, 1, 1), schedule), swap_ab=True, stages=stages)
+    for row, (raster, swizzle) in product(tables.wide_transposed, rasters):
+        yield _config(gemm, row, swap_ab=True, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row, splits in product(tables.parallel, sm90.PARALLEL_SPLITS):
         yield _config(gemm, row, tile_scheduler=TileScheduler.SPLIT_K_PARALLEL, launch=Launch(splits=splits))
     if tables.fours is not None:

@@ -106,7 +106,7 @@ def _facts(config: KernelConfig) -> RowFacts:
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
-        pads=int(of_cutlass and meets != IN_CLUSTER),
+        pads=int(of_cutlass and meets != IN_CLUSTER and not config.walks_few_rows),
         ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=_promotions(config),
@@ -117,7 +117,7 @@ def _facts(config: KernelConfig) -> RowFacts:
         partials=max(KernelFacts(config).partials, 1) if config.backend is Backend.CUTEDSL else 1,
         by_turns=int(config.backend is Backend.CUTEDSL and KernelFacts(config).alternates),
         cost_permille=_CUTLASS_PERMILLE
-        if of_cutlass
+        if of_cutlass and not config.walks_few_rows
         else 1000
         if s.kernel_schedule.uses_tma
         else _WITHOUT_TMA_PERMILLE,
@@ -140,6 +140,9 @@ def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
         return 1
+    if config.walks_few_rows and s.stages is not None:
+        sums = 4 * s.tile_shape_mnk[1] * (s.tile_shape_mnk[0] + 4)
+        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + sums + 4096)))
     if s.stages is not None and (is_cutlass or is_basic):
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
     if is_basic and is_cutlass:

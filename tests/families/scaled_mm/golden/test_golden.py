@@ -24,6 +24,8 @@ CASES = {
     "swapab_basic.cu": "sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8",
     "split_k.cu": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x16x256_c1x1x1_basic_fast_splitk_swapab_s4_a16b16d8",
     "split_k_promoted.cu": "sm90a_cutlass_e4m3_e4m3_f32_f16_scaled_channel_t128x16x256_c1x1x1_cooperative_promoted_splitk_swapab_s6_a16b16d8",
+    "few_rows.cu": "sm90a_cutlass_bf16_bf16_f32_bf16_scaledbias_channel_t64x32x128_c1x1x1_basic_fast_persistent_swapab_s4_a8b8d8",
+    "few_rows_groups.cu": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t64x16x256_c1x1x1_basic_promoted_splitk_swapab_s5_a16b16d8",
     "azp.cu": "sm90a_cutlass_s8_s8_s32_bf16_scaledazp_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
     "azp_per_token.cu": "sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8",
     "unaligned_fp8.cu": "sm90a_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t64x64x64_c1x1x1_mmasync_promoted_persistent_ab_sauto_a1b1d1",

@@ -29,6 +29,10 @@ class Tables:
     """as `low`, with so few stages that an SM holds two CTAs"""
     split_k: tuple[SplitKRow, ...] = ()
     """for a small M, where the CTAs of a cluster share K"""
+    few_rows: tuple[SplitKRow, ...] = ()
+    """for a small M by the kernel that walks over tiles (kernels/scaled_mm/few_rows_mm.cuh)"""
+    wide_transposed: tuple[Row, ...] = ()
+    """for a large M, with swap_ab"""
     parallel: tuple[Row, ...] = ()
     """for few tiles and a long K, which CTAs without a cluster share"""
 
@@ -55,6 +59,8 @@ class Tables:
             restarted=tuple(map(halved, self.restarted)),
             held=self.held and self.held.at_half_depth(),
             split_k=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.split_k),
+            few_rows=tuple(((m, n, k // 2), schedule, stages) for (m, n, k), schedule, stages in self.few_rows),
+            wide_transposed=tuple(map(halved, self.wide_transposed)),
         )
 
 
@@ -126,6 +132,17 @@ SPLIT_K: tuple[SplitKRow, ...] = (
 )
 """Schedules for a small M, as (tile, schedule, stages). One or two CTAs fit an SM."""
 
+FEW_ROWS: tuple[SplitKRow, ...] = (
+    ((64, 16, 256), BASIC, 5),
+    ((64, 32, 256), BASIC, 4),
+    ((64, 64, 128), BASIC, 5),
+    ((64, 96, 128), BASIC, 4),
+    ((64, 128, 128), BASIC, 3),
+    ((128, 128, 128), COOPERATIVE, 4),
+)
+"""Schedules of the kernel that walks over tiles of few rows, as (tile, schedule, stages): two CTAs of a basic one fill an SM's shared
+memory, one of a cooperative one."""
+
 SPLITS = (1, 2, 3, 4, 8)
 PARALLEL_SPLITS = (2, 3, 4, 6, 8)
 HELD_SPLITS = (3, 4, 8)
@@ -160,17 +177,31 @@ FOR_AZP = Tables(
 )
 """The schedules that are compiled for zero points of users who lack the CuTe DSL."""
 
+AT_LOSSES: tuple[Row, ...] = (
+    ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+    ((128, 144, 128), (1, 1, 1), COOPERATIVE),
+    ((128, 160, 128), (1, 1, 1), PINGPONG),
+    ((128, 224, 128), (1, 1, 1), COOPERATIVE),
+)
+"""Tiles of the CuTe DSL's kernels where CUTLASS's lost 12 to 29 % for want of them (docs/notes/dsl_licence.md)."""
+
 CORE = Tables(
     wide=(
         *FOR_AZP.wide,
         ((128, 80, 128), (2, 1, 1), COOPERATIVE),
         ((128, 160, 128), (2, 1, 1), COOPERATIVE),
         ((128, 256, 128), (2, 1, 1), COOPERATIVE),
+        *AT_LOSSES,
+    ),
+    wide_transposed=(
+        ((128, 160, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 192, 128), (2, 1, 1), COOPERATIVE),
     ),
     low=(
         ((64, 64, 128), (2, 1, 1), BASIC),
         ((64, 96, 128), (2, 1, 1), PINGPONG),
     ),
+    few_rows=FEW_ROWS,
     narrow=(
         *FOR_AZP.narrow,
         ((64, 64, 128), (1, 1, 1), BASIC),
@@ -181,13 +212,13 @@ CORE = Tables(
         *FOR_AZP.split_k,
         ((128, 64, 128), COOPERATIVE, 6),
         ((128, 96, 128), COOPERATIVE, 5),
+        ((64, 16, 256), BASIC, 3),
     ),
 )
 """The schedules that are compiled for users who lack the CuTe DSL.
 
-Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes. They are a greedy choice over the
-journals, where CUTLASS's kernel of a schedule is taken to be slower than the DSL's by the mean of those that have both
-(docs/notes/dsl_licence.md). They are not measured yet.
+Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes (docs/notes/dsl_licence.md). FEW_ROWS and
+AT_LOSSES are not measured yet.
 """
 
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=FOR_AZP.split_k[2:])
@@ -206,10 +237,15 @@ half the time.
 BESIDE_DSL_FOR_INT8 = Tables(wide=(CORE.wide[0], CORE.wide[4]))
 
 PLAIN = Tables(
-    wide=(CORE.wide[4], CORE.wide[2], *CORE.wide[5:]),
-    low=(((64, 128, 128), (2, 1, 1), BASIC), ((64, 256, 128), (2, 1, 1), PINGPONG)),
+    wide=(CORE.wide[4], CORE.wide[2], *CORE.wide[5:8], ((256, 128, 128), (2, 1, 1), COOPERATIVE)),
+    low=(
+        ((64, 128, 128), (2, 1, 1), BASIC),
+        ((64, 256, 128), (2, 1, 1), PINGPONG),
+        ((64, 80, 128), (2, 1, 1), PINGPONG),
+    ),
+    few_rows=FEW_ROWS,
     narrow=CORE.narrow[1:3],
-    split_k=(CORE.split_k[3], CORE.split_k[1], CORE.split_k[4], ((128, 128, 128), COOPERATIVE, 6)),
+    split_k=(CORE.split_k[3], CORE.split_k[1], CORE.split_k[4], ((128, 128, 128), COOPERATIVE, 6), CORE.split_k[0]),
 ).at_half_depth()
 """The schedules for operands of 16 bits that are compiled for users who lack the CuTe DSL, chosen as those of CORE."""
 
@@ -228,3 +264,9 @@ BLOCKWISE: tuple[Row, ...] = (
     ((64, 128, 128), (1, 1, 1), PINGPONG),
 )
 """The schedules of CUTLASS's blockwise collectives."""
+
+GROUPS_OF_FEW_ROWS = Tables(
+    wide=(),
+    split_k=(*FEW_ROWS[:2], ((64, 48, 256), BASIC, 3), *FEW_ROWS[2:]),
+)
+"""Schedules for scales in groups, whose tiles one CTA walks over or a cluster divides."""

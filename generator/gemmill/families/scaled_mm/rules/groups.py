@@ -12,7 +12,11 @@ TENSOR_CORE_K = 128
 def _is_collective(config: KernelConfig) -> bool:
     x, s = config.operands, config.design
     by_tma = x.group_size > 0 and s.kernel_schedule.uses_tma
-    return config.backend is Backend.CUTLASS and (by_tma or x.scale_layout is ScaleLayout.MN_MAJOR)
+    return (
+        config.backend is Backend.CUTLASS
+        and not config.walks_few_rows
+        and (by_tma or x.scale_layout is ScaleLayout.MN_MAJOR)
+    )
 
 
 def scale_layout(config: KernelConfig) -> Iterator[str]:
@@ -38,6 +42,23 @@ def blockwise_collective(config: KernelConfig) -> Iterator[str]:
         yield f"groups of {x.group_size} with tile depth {k}: CUTLASS's blockwise main loops take 128 and 128"
     if x.b_scale is ScaleGranularity.BLOCK and n % x.group_size:
         yield f"tile columns {n} are not whole blocks of {x.group_size}"
+
+
+def few_rows_in_groups(config: KernelConfig) -> Iterator[str]:
+    """The kernel of few rows reads scales by their strides, one of B for each tile and group."""
+    x, (columns, _, k) = config.operands, config.design.tile_shape_mnk
+    if not config.walks_few_rows or not x.group_size:
+        return
+    if x.scale_layout is not ScaleLayout.STRIDED or x.b_scale is not ScaleGranularity.BLOCK or not x.a_dtype.is_float:
+        yield (
+            f"scales {x.scale_layout} of {x.a_dtype} and of B in a {x.b_scale}: the kernel of few rows reads strided ones of e4m3 in "
+            "blocks"
+        )
+    if x.group_size != TENSOR_CORE_K or k % TENSOR_CORE_K or columns > TENSOR_CORE_K:
+        yield (
+            f"groups of {x.group_size} with a tile of {columns} columns of B and depth {k}: the kernel of few rows takes groups of "
+            "128, up to 128 columns, and a depth of whole groups"
+        )
 
 
 def fallback_depth(config: KernelConfig) -> Iterator[str]:

@@ -30,8 +30,11 @@ def stage_room(config: KernelConfig) -> int:
 
 
 def epilogue_bytes(config: KernelConfig) -> int:
-    """Bytes of CUTLASS's epilogue next to the main loop: up to four 64 x 32 store buffers and row vectors."""
+    """Bytes of the epilogue next to the main loop: up to four 64 x 32 store buffers and row vectors of CUTLASS's, sums of a tile
+    of few rows."""
     m, n, _ = config.design.tile_shape_mnk
+    if config.walks_few_rows:
+        return 4 * n * (m + 4)
     if config.design.tile_scheduler is TileScheduler.SPLIT_K:
         return 0  # partial sums reuse the stages
     buffers = min(4, max(1, m * n // (64 * 32)))
@@ -55,7 +58,7 @@ def stages_fit(config: KernelConfig) -> Iterator[str]:
 def partial_sums_fit(config: KernelConfig) -> Iterator[str]:
     """Partial sums of a split lie where the stages were: rows of the tile, each 16 bytes apart from the next."""
     s, bits = config.design, config.operands.a_dtype.bits
-    if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None:
+    if s.tile_scheduler is not TileScheduler.SPLIT_K or s.stages is None or config.walks_few_rows:
         return
     x, y, k = s.tile_shape_mnk
     if 4 * y * (x + 4) > s.stages * (x + y) * k * bits // 8:

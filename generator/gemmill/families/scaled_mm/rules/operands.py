@@ -49,7 +49,7 @@ def visitors(config: KernelConfig) -> Iterator[str]:
     s = config.design
     if not _is_visitor(config):
         return
-    if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K:
+    if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K or config.walks_few_rows:
         yield f"{s.kernel_schedule} with {s.tile_scheduler} is no collective of CUTLASS's: it has no visitors"
 
 

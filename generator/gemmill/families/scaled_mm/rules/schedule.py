@@ -67,7 +67,15 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
         registers, room = Facts(config).accumulator_registers, limits.ACCUMULATOR_REGISTERS
     else:
         doubled = s.accumulation is Accumulation.PROMOTED or config.operands.group_size
-        registers = m * n * (2 if doubled else 1) // (128 * CONSUMER_GROUPS[s.kernel_schedule])
+        # The kernel of few rows multiplies all groups of a step before it adds the first.
+        partials = (
+            s.tile_shape_mnk[2] // config.group_size
+            if config.walks_few_rows and config.group_size
+            else 1
+            if doubled
+            else 0
+        )
+        registers = m * n * (1 + partials) // (128 * CONSUMER_GROUPS[s.kernel_schedule])
         azp = config.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
         room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
     if registers > room:
@@ -136,6 +144,21 @@ def split_k(config: KernelConfig) -> Iterator[str]:
         yield (
             f"{s.tile_shape_mnk[0]} columns of B are {groups} consumer groups, {s.kernel_schedule} has {CONSUMER_GROUPS[s.kernel_schedule]}"
         )
+
+
+def few_rows(config: KernelConfig) -> Iterator[str]:
+    """Without split_k the kernel of few rows walks over tiles in one order, each of 64 columns of B a consumer group. It
+    promotes sums only where it scales them."""
+    launch, s = config.launch, config.design
+    if not config.walks_few_rows or s.tile_scheduler is TileScheduler.SPLIT_K:
+        return
+    columns = {KernelSchedule.BASIC: WGMMA_ROWS, KernelSchedule.COOPERATIVE: 2 * WGMMA_ROWS}
+    if s.cluster_shape_mnk != (1, 1, 1) or s.tile_shape_mnk[0] != columns.get(s.kernel_schedule):
+        yield "the kernel of few rows takes a cluster of 1x1x1, and 64 columns of B with basic or 128 with cooperative"
+    if launch.raster_order is not RasterOrder.HEURISTIC or launch.swizzle != 1:
+        yield "the kernel of few rows walks tiles in one order: raster order and swizzle do not apply"
+    if s.accumulation is Accumulation.PROMOTED and not config.group_size:
+        yield f"accumulation {s.accumulation} without scales in groups: split_k promotes sums of few rows"
 
 
 def restarted_sums(config: KernelConfig) -> Iterator[str]:

@@ -28,6 +28,8 @@ def spell(config: KernelConfig) -> Spelled:
 
 
 def _template(config: KernelConfig) -> str:
+    if config.walks_few_rows:
+        return "scaled_mm/cutlass/few_rows_mm.cu.jinja"
     group = "group_" if config.operands.scale_groups else ""
     if not config.design.kernel_schedule.uses_tma:
         return f"scaled_mm/cutlass/{group}unaligned_mm.cu.jinja"
@@ -56,6 +58,8 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         }
     if not s.kernel_schedule.uses_tma:
         return values
+    if config.walks_few_rows:
+        return values | {"stages": s.stages, "grouped": _bool(x.group_size > 0)}
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
     # The kernel as compiled: with swap_ab, its A is the op's B.
