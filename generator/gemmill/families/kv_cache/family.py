@@ -56,7 +56,7 @@ KV_CACHE = Kernels(
     spell=spell,
     seconds=_seconds,
     unit_seconds=_UNIT_SECONDS,
-    unit_size=48,
+    unit_size=24,
 )
 FAMILY = Family(
     name=NAME,
