@@ -11,10 +11,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from gemmill.gemm import producer
 from gemmill.gemm.experts import ExpertTiles
+from gemmill.gemm.packed import Packed
 from gemmill.gemm.pipeline import Pipeline
-from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copies_of, copy_stage, load, make_copies, partition
+from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
 
 
 @cute.jit
@@ -63,10 +63,26 @@ def partition_weights(plan: cutlass.Constexpr, weights: tuple, expert: Int32, ro
 
 
 @dataclass
-class GroupScales(producer.GroupScales):
-    """Scales that change along K, of weights of experts."""
+class GroupScales(Packed):
+    """Scales that change along K. Strides in elements."""
 
+    a: cute.Pointer
+    b: cute.Pointer
+    a_stride_m: Int64
+    a_stride_k: Int64
+    b_stride_n: Int64
+    b_stride_k: Int64
     b_stride_expert: Int64
+
+
+def copies_of(plan, count: int) -> int:
+    """Copies that a thread begins of so many scales; room for one where there are none."""
+    return max(1, (count + plan.copying_threads - 1) // plan.copying_threads)
+
+
+def make_copies(plan) -> tuple:
+    """Where a thread's copies of A's scales and of B's scales come from: addresses that move along K."""
+    return tuple(cute.make_rmem_tensor(copies_of(plan, count), Int64) for count in (plan.a_scales, plan.b_scales))
 
 
 @cute.jit
@@ -97,6 +113,38 @@ def aim(
         if cutlass.const_expr(of_column is not None):
             n = of_column(n)
         b_at[i] = of_expert + 4 * Int64(n) * scales.b_stride_n
+
+
+@cute.jit
+def copy_stage(
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    copies: tuple,
+    group: Int32,
+    target: cute.Pointer,
+    k: Int32,
+    lane: Int32,
+    known=None,
+):
+    """Starts a thread's copies of one stage's scales. Returns the group of K after it.
+
+    Rows of A whose bit in `known` is clear have zeros.
+    """
+    a_at, b_at = copies
+    g = plan.group_size
+    last_group = (k + g - 1) // g - 1
+    for p in cutlass.range_constexpr(plan.promotions):
+        to = target + p * (plan.scales // plan.promotions) + lane
+        a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+        if group >= last_group:
+            a_step, b_step = Int64(0), Int64(0)
+        size = Int32(4)
+        if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+            size = Int32(0)
+        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales, known)
+        copy_scales(b_at, b_step, size, to + plan.a_scales, lane, plan.copying_threads, plan.b_scales)
+        group = group + 1
+    return group
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass import Int32, Int64
 
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.gemm.pipeline import Pipeline
-from gemmill.gemm.producer import GroupScales, copy_stage, make_copies
+from gemmill.gemm.producer import GroupScales, copy_scales
 from gemmill.gemm.walk import Tiles, rows_back
 
 
@@ -34,9 +34,12 @@ def load_scales(
 
     Where weights are columns of the tile, these are scales of its blocks. Beyond M and N they take the last valid scale.
     """
-    lanes, g = plan.copying_threads, plan.promotion_k
+    lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
-    copies = a_at, b_at = make_copies(plan)
+    g = plan.promotion_k
+    last_group = (vectors.k + g - 1) // g - 1
+    a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
+    b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
     state = pipeline.producer_start()
     tile = tiles.first(0)
     while tiles.has(tile):
@@ -55,7 +58,17 @@ def load_scales(
         cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
-            group = copy_stage(plan, scales, copies, group, shared + state.stage * plan.scales, vectors.k, lane)
+            for p in cutlass.range_constexpr(plan.promotions):
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+                if group >= last_group:
+                    a_step, b_step = Int64(0), Int64(0)
+                size = Int32(4)
+                if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+                    size = Int32(0)
+                copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
+                copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
+                group = group + 1
             pipeline.producer_commit(state)
             state = pipeline.advance(state)
         tile = tiles.after(tile, 1)
