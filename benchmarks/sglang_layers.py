@@ -12,6 +12,7 @@ products of the decoded operands stand in for it. Exits with 1 where a layer tha
 import argparse
 import contextlib
 import datetime
+import importlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -50,14 +51,15 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes empty modules of the optional packages that nothing else finds."""
+    """Makes empty modules of the optional packages that this machine lacks, or whose library another torch has to load."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.lacking = {name for name in OPTIONAL if not _loads(name)}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """A module of one of the packages; the last finder is asked, so it is not installed."""
-        if name.partition(".")[0] not in OPTIONAL:
+        """A module of one of the packages."""
+        if name.partition(".")[0] not in self.lacking:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -70,6 +72,16 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is to run."""
+
+
+def _loads(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # SGLang's kernels raise ImportError from a C library, others what they like
+        for module in [known for known in sys.modules if known.partition(".")[0] == name]:
+            del sys.modules[module]
+        return False
+    return True
 
 
 def made_layer(kind: str, device: torch.device) -> torch.nn.Module:
@@ -234,7 +246,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
     installed.is_torchvision_available()
     missing = Missing()
-    sys.meta_path.append(missing)
+    sys.meta_path.insert(0, missing)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prepared()
     alone = {kind: outputs(kind, options.rows, device) for kind in options.kinds}

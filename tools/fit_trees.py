@@ -1,8 +1,10 @@
 """Fit the boosted trees that correct the analytic model, and print the loss of the choice with and without them.
 
     git show 2150082e:benchmarks/results/samples-h200-2026-11-21.jsonl.xz > samples.jsonl.xz
-    python tools/fit_trees.py benchmarks/results/{tune-boxes,judge-9,nvcc}*.xz --unboxed samples.jsonl.xz --judge benchmarks/results/judge-2611272-*.xz
-    python tools/fit_trees.py benchmarks/results/{tune-boxes,tune-order,judge-[29],nvcc}*.xz --unboxed samples.jsonl.xz --write
+    python tools/fit_trees.py benchmarks/results/{tune-boxes,nvcc}*.xz --unboxed samples.jsonl.xz --judge benchmarks/results/judge-2711303-*.xz
+    python tools/fit_trees.py benchmarks/results/{tune-boxes,tune-order,judge,nvcc}*.xz --unboxed samples.jsonl.xz --write
+
+The shipped trees were fitted to results of 795c8631, judge-9201 to 9203 and 2611272 among them; later ones took their place.
 
 Takes journals of `gemmill tune` and benchmarks/samples.py, and results of benchmarks/judge.py. Without --judge the fitted times
 themselves are judged. Weights that --judge has are left out of the fit. --write puts the trees into

@@ -21,8 +21,8 @@ _LATENT_PS = 5_400_000
 """Picoseconds of 64 latents by 16 rows: 92.9 us for 16 stages of 128 blocks (H200, 2026-11-27, 3332e200)."""
 _WIDE_LATENT_PERMILLE = 2300
 """The permille of `_LATENT_PS` that 64 rows take, an estimate from clocks of shared memory."""
-_LATENT_TILE_PS = {16: 860_000, 32: 1_370_000}
-"""Picoseconds of 64 latents by WGMMA and so many rows: 1,500 and 2,400 clocks, predicted."""
+_LATENT_TILE_PS = {16: 1_630_000, 32: 1_720_000}
+"""Picoseconds of 64 latents by WGMMA and so many rows: 49.3 and 51.7 us of 16 x 8K by 16 heads (H200, 2026-11-27, e2544502)."""
 _STEP = 64
 """Tokens of which slices are multiples. Kernels that take more at a time serve other classes of calls, or other numbers of rows."""
 _MOST_SHARE = 128
