@@ -255,7 +255,7 @@ class CompressedKVCache:
 
         q is [sequences, new tokens of each, heads, head_dim]; the result has a value's elements. It restores one sequence after the
         other, of a long one some KV heads at a time, and attends over them by `attention`, or by torch's
-        scaled_dot_product_attention. Neither q nor the result is in the rotated basis. Raises ValueError as `attend`.
+        scaled_dot_product_attention. So `attention` gets the heads of one pass, and has to treat all heads alike. Neither q nor the result is in the rotated basis. Raises ValueError as `attend`.
         """
         self._check_step(step)
         _check_queries(step, q)

@@ -54,7 +54,7 @@ def scaled_mm_act_quant(
     for scales of two kinds.
     """
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
-    a_scales, b_scales = _as_float32("scaled_mm_act_quant", a, b.t(), a_scales, b_scales, along_k=-2)
+    a_scales, b_scales = _as_float32("scaled_mm_act_quant", a, b, a_scales, b_scales, along_k=-2)
     out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size)
     _SCALED_MM_ACT_QUANT(out, scales, a, b, a_scales, b_scales, activation, alpha, limit, beta, static_scale)
     return _coded_per_token(out) if per_token else (out, scales)
@@ -167,11 +167,13 @@ def _as_float32(
     along_k: int = -1,
     check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of a and of b [..., 2 hidden, K] in float32, where they are ue8m0."""
+    """Scales of a and of b [..., 2 hidden, K], or with `along_k` of -2 [K, 2 hidden], in float32, where they are ue8m0."""
     if a_scales.dtype == b_scales.dtype == torch.float32:
         return a_scales, b_scales
-    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2), k=size(b, -1))
-    of_b = Scales(name="b_scales", values=b_scales, along_k=along_k, rows=size(b, -2), k=size(b, -1), parts=2)
+    of_a = Scales(name="a_scales", values=a_scales, along_k=-1, rows=size(a, -2), k=size(b, along_k))
+    of_b = Scales(
+        name="b_scales", values=b_scales, along_k=along_k, rows=size(b, -3 - along_k), k=size(b, along_k), parts=2
+    )
     return as_float32(op, of_a, of_b, (GROUP, FINE_GROUP), check=check)
 
 

@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 _KEPT: OrderedDict[tuple["MadeCall", str], Kept] = OrderedDict()
 """The latest calls with their expected results, by case and device."""
-MOST_KEPT, _MOST_BYTES = 64, 2**25
+MOST_KEPT, _MOST_BYTES = 64, 2**23
 
 
 class MadeCall(ABC):
