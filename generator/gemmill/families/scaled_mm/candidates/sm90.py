@@ -218,7 +218,7 @@ CORE = Tables(
 """The schedules that are compiled for users who lack the CuTe DSL.
 
 Those besides FOR_AZP's are the DSL's whose absence costs most at the measured shapes (docs/notes/dsl_licence.md). FEW_ROWS and
-AT_LOSSES took part of what was left.
+AT_LOSSES came later, and took part of the loss.
 """
 
 FEW = Tables(wide=(CORE.wide[0], CORE.wide[3]), split_k=FOR_AZP.split_k[2:])
