@@ -62,7 +62,7 @@ def _own_seconds(kernel: Any, module: Any, x: torch.Tensor) -> float:
             (plugin, "by_rows", y),
             (plugin._custom_ops, "scaled_int8_quant", (a.view(torch.int8), scales, None)),
         ):
-            stack.enter_context(patch.object(owner, name, lambda *_, result=result, **__: result, create=True))
+            stack.enter_context(patch.object(owner, name, lambda *_, result=result, **__: result))
         if "apply_weights" in type(kernel).__dict__ or not hasattr(kernel, "_get_layer_params"):
             return _seconds(partial(kernel.apply_weights, module, x), x)
         found = kernel._get_layer_params(module)

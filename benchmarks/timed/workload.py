@@ -3,12 +3,13 @@
 A family with a sweep has the tuner's (`gemmill.tuner.workloads`), which has the same properties.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(ABC):
     """A kind of calls, by its name in options and results. A family's class adds types, formats and amounts."""
 
     name: str
@@ -25,9 +26,9 @@ class Kind:
         """Multiplications and additions; 0 where memory alone counts."""
         return 0.0
 
+    @abstractmethod
     def bytes(self, p: "Workload[Self]") -> int:
         """The bytes that must be read and written, each once."""
-        raise NotImplementedError
 
     def text(self, p: "Workload[Self]") -> str:
         """The sizes in words."""

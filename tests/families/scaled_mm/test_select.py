@@ -352,7 +352,7 @@ def test_the_model_divides_k_where_one_tile_of_groups_of_32_would_wait_for_each_
 
 
 def test_four_sets_of_partial_sums_take_less_of_the_model_s_time() -> None:
-    """64 rows of 8192 x 4096, 10.9 us for 13.5 (H200, 2026-11-27): the test holds the model to the order alone."""
+    """64 rows of 8192 x 4096: without swap_ab four sets took 10.9 us, where two with it took 13.5 (H200, 2026-11-27)."""
     rows = _of_groups_of_32()
     two, four = (
         next(

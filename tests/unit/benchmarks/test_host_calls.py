@@ -23,7 +23,9 @@ class Layer(torch.nn.Module):
 
 def test_the_plugins_python_is_timed_without_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin: Any = ModuleType(host_calls._PLUGIN)
-    plugin.gemmill, plugin._custom_ops = SimpleNamespace(cutlass_scaled_mm=pytest.fail), SimpleNamespace()
+    plugin.gemmill = SimpleNamespace(cutlass_scaled_mm=pytest.fail, fp4_weight_mm=pytest.fail)
+    plugin._custom_ops = SimpleNamespace(scaled_int8_quant=pytest.fail)
+    plugin.own_mm = plugin.by_rows = pytest.fail
     monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
     monkeypatch.setattr(host_calls, "_TURNS", 2)
     calls = []
@@ -50,5 +52,4 @@ def test_the_plugins_python_is_timed_without_ops(monkeypatch: pytest.MonkeyPatch
         assert list(found) == [name, f"{name}, the plugin's Python"]
     assert calls and calls[0] == [1, 64]
     assert list(host_calls.host_us(torch.nn.Sequential(Layer(object())))) == [name]
-    with pytest.raises(AttributeError):  # the stand-ins are gone
-        plugin.own_mm()
+    assert plugin.own_mm is plugin.by_rows is pytest.fail, "the stand-ins are gone"
