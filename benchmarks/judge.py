@@ -14,7 +14,7 @@ take turns, so that a run cut short by --limit-s says something of each; each fi
 command goes on from there. A shape that hangs ends the process after --shape-s; the next run leaves it out.
 
 With --only, the fastest of the variants that fit a filter run beside the others: time of the best of them over the best of all,
-at drawn shapes and at --rows of the shipped table.
+at drawn shapes and at --rows of the shipped table. With --between, the choice is judged at weights of the table, between its rows.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from gemmill.tuner.workloads import Workload, tiny
 from gemmill.vocab import Arch
 from harness import devices
 from harness.contenders import SM_COUNT, FieldError, LocalContender
-from harness.drawing import classes_of, drawings, drawn, held_weights, ladders, table_rows
+from harness.drawing import between_rows, classes_of, drawings, drawn, held_weights, ladders, table_rows
 from harness.field import Contest, make_field
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement, measure
@@ -228,6 +228,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=0, help="shapes of each class from the shipped table, beside the drawn"
     )
+    parser.add_argument(
+        "--between",
+        type=int,
+        default=0,
+        help="shapes of each class at the weights of the shipped table, with an M of no row",
+    )
     parser.add_argument("--fitted", nargs="*", type=Path, default=sorted(RESULTS.glob("*.jsonl.xz")), metavar="JOURNAL")
     parser.add_argument(
         "--tables", nargs="*", type=Path, default=[], help="tables besides the shipped ones: no shape of theirs"
@@ -282,6 +288,7 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
         "shapes_each": options.shapes,
         "ladders_each": options.ladders,
         "rows_each": options.rows,
+        "between_each": options.between,
         "only": options.only,
         "build": field.build,
         "peers": [peer.name for peer in field.peers],
@@ -315,7 +322,10 @@ def workloads_of(options: argparse.Namespace) -> tuple[list[Workload], list[list
     """Shapes and ladders, classes taking turns, drawn shapes and rows of the table too."""
     held = sorted(held_weights(options.fitted, options.tables))
     classes = options.classes.split(",")
-    of_table = [table_rows(op, options.rows, options.seed) for op in classes]
+    of_table = [
+        [*table_rows(op, options.rows, options.seed), *between_rows(op, options.between, options.seed)]
+        for op in classes
+    ]
     shapes = turns([*(drawn(op, options.shapes, options.seed, held) for op in classes), *of_table])
     rungs = turns([ladders(op, options.ladders, options.seed, held) for op in classes])
     if options.dry_run:

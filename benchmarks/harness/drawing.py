@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,19 @@ def table_rows(op: str, count: int, seed: int) -> list[Workload]:
     ]
     found = sorted({workload_of(row.op, row.sizes) for row in rows})
     return random.Random(f"{seed} {op} rows").sample(found, min(count, len(found)))
+
+
+def between_rows(op: str, count: int, seed: int) -> list[Workload]:
+    """So many shapes of a class at weights of the shipped tables, with an M that no row has: log-uniform, above 16."""
+    generator = random.Random(f"{seed} {op} between")
+    rows = table_rows(op, sys.maxsize, seed)
+    held, weights = set(rows), sorted({(row.n, row.k) for row in rows})
+    found: list[Workload] = []
+    while weights and len(found) < count:
+        m = min(MOST_ROWS, int(17 * (MOST_ROWS / 17) ** generator.random()))
+        workload = _gemm(op, m, *generator.choice(weights))
+        found += [workload] if workload not in held else []
+    return found
 
 
 def ladders(op: str, count: int, seed: int, held: Sequence[Weights]) -> list[list[Workload]]:

@@ -25,6 +25,11 @@ struct Chooser {
   std::vector<std::pair<int64_t, int64_t>> by_class;  // of its rows, class and index, sorted
 };
 
+struct ByModel {
+  Choice choice;
+  double ns;  // that the model expects of it; infinite where no row takes the call
+};
+
 struct Table {
   std::vector<Chooser> families;
   std::vector<Row> rows;
@@ -74,7 +79,7 @@ bool accepts(Model const& model, Row const& row, Call const& call) {
   return model.takes == nullptr || model.takes(row, call);
 }
 
-Choice choose_by_model(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
+ByModel choose_by_model(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
   Model const& model = family.family->model;
   Choice best{-1, model.nanoseconds == nullptr ? 4 : 3};
   double best_ns = std::numeric_limits<double>::infinity();
@@ -89,7 +94,7 @@ Choice choose_by_model(Table const& table, Chooser const& family, Call const& ca
       best.row = i;
     }
   }
-  return best;
+  return {best, best_ns};
 }
 
 double distance(FamilyRows const& family, TunedRow const& tuned, Call const& call) {
@@ -112,7 +117,8 @@ bool covers(FamilyRows const& family, int64_t measured, int64_t size) {
 }
 
 // The measured sizes nearest in logarithm, if they are near; there, the first bucketed size that is not below, else the largest.
-Choice choose_tuned(Table const& table, Chooser const& family, Call const& call) {
+// At other sizes than its own, it serves if the model expects nothing faster by the family's margin.
+Choice choose_tuned(Table const& table, Chooser const& family, Call const& call, int64_t sm_count) {
   FamilyRows const& told = family.told;
   Model const& model = family.family->model;
   if (model.nanoseconds == nullptr) return {-1, 0};
@@ -132,6 +138,10 @@ Choice choose_tuned(Table const& table, Chooser const& family, Call const& call)
     }
   }
   if (best == nullptr) return {-1, 0};
+  if (size > told.few && std::isfinite(told.margin) && (best_distance > 0.0 || size != best->sizes[told.bucketed])) {
+    ByModel const other = choose_by_model(table, family, call, sm_count);
+    if (other.ns * told.margin < model.nanoseconds(table.rows[best->row], call, sm_count)) return other.choice;
+  }
   return {best->row, best->exact && best_distance == 0.0 && size <= best->sizes[told.bucketed] ? 1 : 2};
 }
 
@@ -215,8 +225,8 @@ Choice choose(Family const& family, Call const& call, int64_t sm_count) {
   if (known && same(slot.call, call)) return slot.choice;
   Chooser const* chooser = chooser_of(*table, family);
   if (chooser == nullptr) return {-1, 0};
-  Choice choice = held ? choose_in_order(*table, *chooser, call, sm_count) : choose_tuned(*table, *chooser, call);
-  if (choice.row < 0 && !held) choice = choose_by_model(*table, *chooser, call, sm_count);
+  Choice choice = held ? choose_in_order(*table, *chooser, call, sm_count) : choose_tuned(*table, *chooser, call, sm_count);
+  if (choice.row < 0 && !held) choice = choose_by_model(*table, *chooser, call, sm_count).choice;
   slot = {&family, call, sm_count, table->generation, held, choice};
   if (choice.row >= 0) note(*table, *chooser, call, choice);
   return choice;

@@ -43,7 +43,7 @@ struct FamilyRows {
   int64_t near[kMostSizes];  // places of the sizes that a row must match nearly
   int64_t bucketed;          // place of the size along which sweeps measure weights in steps
   int64_t few, many, endless, ratio;
-  double distance;
+  double distance, margin;
 };
 
 // The functions of a family's own file on its variants; none where a single variant serves each class of calls.

@@ -40,6 +40,26 @@ def test_choice_over_named_sizes(toy_table: Callable[..., VariantTable]) -> None
         assert (choice.entry.name, choice.trust) == (f"sm90a_toy_{name}", trust), asked
 
 
+def test_the_model_speaks_between_rows(toy_table: Callable[..., VariantTable], monkeypatch) -> None:
+    """The row's variant takes one row at a time, its rival four: at 7 rows the model expects 3.5 times the rival's time."""
+    for margin, asked, name, trust in (
+        (3.4, call(7), "4", Trust.MODEL),
+        (3.9, call(8, page=17), "4", Trust.MODEL),
+        (3.9, call(8), "1", Trust.EXACT),  # measured there, whatever the model says
+        (3.6, call(7), "1", Trust.EXACT),
+        (4.1, call(8, page=17), "1", Trust.NEAREST),
+    ):
+        tuning = replace(TOY_TUNING, reach=replace(TOY_TUNING.reach, margin=margin))
+        table = toy_table(measured("1", 8))
+        for known in (REGISTRY.choices, REGISTRY.tunings):
+            monkeypatch.setitem(known, TOY, tuning)
+        choice = select(table, asked, 1)
+        assert (choice.entry.name, choice.trust) == (f"sm90a_toy_{name}", trust), (margin, asked)
+        few = replace(tuning, reach=replace(tuning.reach, few=asked.sizes[0]))
+        monkeypatch.setitem(REGISTRY.choices, TOY, few)
+        assert select(table, asked, 1).entry.name == "sm90a_toy_1", "a row for so few serves all smaller ones"
+
+
 def test_reasons_name_the_sizes(toy_table: Callable[..., VariantTable]) -> None:
     table = toy_table()
 

@@ -58,7 +58,7 @@ def explain(
     from gemmill.runtime.holding import holds_here
     from gemmill.runtime.operands import of_arguments
     from gemmill.runtime.schemas import BY_NAME
-    from gemmill.runtime.select import evidence_of, unbuilt_winner
+    from gemmill.runtime.select import evidence_of, passed_over
     from gemmill.runtime.serving import serving_of
 
     if as_json and everything:
@@ -94,12 +94,12 @@ def explain(
             }
         )
         return
-    unbuilt = None
+    passed = None
     if choice.trust is Trust.MODEL and loaded is not None:
         schema = BY_NAME[op]
         judged = check(schema, of_arguments(schema, given))
-        unbuilt = unbuilt_winner(serving_of(schema).asked(judged), loaded.tuned)
-    _print_choice(choice, evidence, unbuilt, everything)
+        passed = passed_over(serving_of(schema).asked(judged), loaded.tuned)
+    _print_choice(choice, evidence, passed, everything)
 
 
 take(explain, questions().values())
@@ -119,7 +119,7 @@ def _of_order(choice: "Choice") -> str:
     )
 
 
-def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evidence | None", everything: bool) -> None:
+def _print_choice(choice: "Choice", evidence: "Evidence | None", passed: "Evidence | None", everything: bool) -> None:
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
     out.print(choice.refused or chosen)
@@ -132,12 +132,20 @@ def _print_choice(choice: "Choice", evidence: "Evidence | None", unbuilt: "Evide
         out.print(f"measured: {row.op} {sizes}, {row.us[0]:.2f} us{runner_up}")
         out.print(f"on {evidence.source.gpu}, {evidence.source.date[:10]}, in {evidence.table}")
     elif choice.trust.name == "MODEL" and choice.entry is not None:
-        if unbuilt is None:
+        if passed is None:
             out.print(f"by the model, since nothing near was measured: {HOW_TO_MEASURE}")
+        elif (
+            set(passed.row.variants) & {other.name for other in choice.trace}
+            or choice.entry.name in passed.row.variants
+        ):
+            sizes = " x ".join(map(str, passed.row.sizes.values()))
+            out.print(
+                f"by the model, which expects it to be faster here than the fastest at {passed.row.op} {sizes}: {HOW_TO_MEASURE}"
+            )
         else:
             out.print(
-                f"by the model: measured, winner not built: {unbuilt.row.variants[0]}, {unbuilt.row.us[0]:.2f} us on "
-                f"{unbuilt.source.gpu}; `gemmill build --select default` builds what tables name"
+                f"by the model: measured, winner not built: {passed.row.variants[0]}, {passed.row.us[0]:.2f} us on "
+                f"{passed.source.gpu}; `gemmill build --select default` builds what tables name"
             )
     fits = sorted((other for other in choice.trace if other.us is not None), key=lambda other: other.us or 0.0)
     shown = choice.trace if everything else fits[:NEAREST]

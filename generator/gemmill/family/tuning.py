@@ -1,5 +1,6 @@
 """How a family's calls come to a variant: its sizes by name, how far a measured row reaches, and its model."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,9 @@ class Reach:
     """How much larger than a call's the bucketed size of a row may be."""
     distance: float
     """Of binary logarithms of all near sizes together."""
+    margin: float = math.inf
+    """At other sizes than a row's, how many times the model's best time the row's variant may take there, by the model, and
+    still be chosen; infinite where the model is no better guide than a row nearby (docs/notes/tables.md)."""
     abroad: int | None = None
     """The largest bucketed size that a row of another device's table speaks for, if there is one: beyond it the model chooses
     better (docs/notes/tables.md)."""

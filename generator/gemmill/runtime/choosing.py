@@ -51,8 +51,24 @@ def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, T
     """
     tuning = REGISTRY.choices[call.family]
     tuned, trust = _choose_tuned(table, call) if tuning.is_measured else (None, Trust.ONLY)
-    if tuned is not None:
+    if tuned is not None and _is_of(tuned, call):
         return tuned.row, trust, tuned
+    best, best_ns = _by_model(table, call, sm_count)
+    if tuned is not None and best_ns * tuning.reach.margin >= model_ns(table.rows[tuned.row], call, sm_count):
+        return tuned.row, trust, tuned
+    return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
+
+
+def _is_of(tuned: TunedRow, call: ShapedCall) -> bool:
+    """Whether a measured row serves a call whatever the model says: one of its own sizes, or of so few that none matter."""
+    tuning = REGISTRY.choices[call.family]
+    size = call.sizes[tuning.sizes.index(tuning.bucketed)]
+    return math.isinf(tuning.reach.margin) or size <= tuning.reach.few or tuned.sizes == call.sizes
+
+
+def _by_model(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, float]:
+    """The row of which the model expects least, or -1, and those nanoseconds."""
+    tuning = REGISTRY.choices[call.family]
     best, best_ns = -1, math.inf
     for i, row, _ in table.of(call.family):
         if row.is_withheld or row.call_class != call.call_class:  # before a sentence is made of it
@@ -61,7 +77,7 @@ def choose(table: VariantTable, call: ShapedCall, sm_count: int) -> tuple[int, T
             continue
         if (ns := model_ns(row, call, sm_count)) < best_ns:
             best, best_ns = i, ns
-    return best, Trust.MODEL if tuning.is_measured else Trust.ONLY, None
+    return best, best_ns
 
 
 def _choose_tuned(table: VariantTable, call: ShapedCall) -> tuple[TunedRow | None, Trust]:

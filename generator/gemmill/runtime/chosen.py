@@ -54,7 +54,7 @@ def _because(noted: Noted) -> str:
     basis = (
         "measured near there"
         if noted.trust is Trust.NEAREST
-        else "by the model: no variant of the build was measured near"
+        else "by the model: no variant of the build was measured there"
     )
     measurable = REGISTRY.tunings[noted.call.family].measured_as(noted.call) is not None
     return f"{basis}; {way_out}" if measurable else basis

@@ -49,7 +49,7 @@ class _Family(ctypes.Structure):
         *((name, _NUMBER) for name in ("first", "end", "near_count")),
         ("near", _Sizes),
         *((name, _NUMBER) for name in ("bucketed", "few", "many", "endless", "ratio")),
-        ("distance", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("distance", "margin")),
     ]
 
 
@@ -110,7 +110,7 @@ def _family(name: str, rows: range) -> _Family:
     reach = tuning.reach
     bucketed = tuning.sizes.index(tuning.bucketed) if tuning.is_measured else 0
     steps = (bucketed, reach.few, reach.many, reach.endless, reach.ratio)
-    return _Family(name.encode(), rows.start, rows.stop, len(near), _Sizes(*near), *steps, reach.distance)
+    return _Family(name.encode(), rows.start, rows.stop, len(near), _Sizes(*near), *steps, reach.distance, reach.margin)
 
 
 def _row(row: Row) -> _Row:

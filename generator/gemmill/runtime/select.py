@@ -166,8 +166,9 @@ def evidence_of(choice: Choice, tuned: Tuned) -> Evidence | None:
     return None
 
 
-def unbuilt_winner(call: ShapedCall, tuned: Tuned) -> Evidence | None:
-    """The nearest measured row for a call whose variants the build all lacks, where the model chose; None where there is none.
+def passed_over(call: ShapedCall, tuned: Tuned) -> Evidence | None:
+    """The nearest measured row for a call for which the model chose: the build lacks its variants, or the model expects another
+    to be faster at the call's sizes. None where there is none.
 
     Of calls with the row's exact sizes but the bucketed one, which the row's has to cover.
     """

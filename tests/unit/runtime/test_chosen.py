@@ -31,8 +31,8 @@ def test_each_shape_is_told_once(shaped_call, caplog) -> None:
     assert caplog.messages == [
         f"{what} 16 x 4096 x 4096: some_variant (measured there)",
         f"{what} 17 x 4096 x 4096: some_variant (measured near there; {way_out})",
-        f"{what} 33 x 4096 x 4096: some_variant (by the model: no variant of the build was measured near; {way_out})",
-        f"{what} 40 x 4096 x 4096: another (by the model: no variant of the build was measured near; {way_out})",
+        f"{what} 33 x 4096 x 4096: some_variant (by the model: no variant of the build was measured there; {way_out})",
+        f"{what} 40 x 4096 x 4096: another (by the model: no variant of the build was measured there; {way_out})",
     ]
 
 

@@ -86,7 +86,7 @@ TUNING = replace(
     aligned=("a", "b", "out", "scales"),
     near=("n", "k"),
     bucketed="m",
-    reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1),
+    reach=Reach(few=8, many=512, endless=4096, ratio=2, distance=0.1, margin=1.02),
     rows=_rows,
     order=order_of,
     refuses=refuses,

@@ -204,7 +204,7 @@ TUNING = Tuning(
     aligned=("a", "b", "out"),
     near=("n", "k"),
     bucketed="m",
-    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, abroad=256),
+    reach=Reach(few=16, many=512, endless=4096, ratio=2, distance=0.1, margin=1.02, abroad=256),
     rows=_rows,
     order=lambda config: order_of(config.operands, config.design, config.launch.splits),
     summed="k",
