@@ -181,6 +181,45 @@ def _linear_kernels() -> dict[str, Any]:
     }
 
 
+def _latents() -> dict[str, dict[str, Any]]:
+    """vLLM's list of cache dtypes, and what its backends of MLA derive from: they compute nothing."""
+    known, handlers = ["auto", "fp8"], {}
+
+    def register(name: str) -> Callable[[type], type]:
+        def decorate(handler: type) -> type:
+            assert name not in known
+            known.append(name)
+            handlers[name] = handler()
+            return handler
+
+        return decorate
+
+    backend = _stand_in("MLACommonBackend", _stand_in("AttentionBackend", object))
+    backend.customize_spec = classmethod(lambda cls, spec: spec)
+    impl = _stand_in("MLACommonImpl", _stand_in("MLAAttentionImpl", object))
+    impl.__init__ = lambda self, **named: vars(self).update(named)
+    return {
+        "vllm.config": {},
+        "vllm.config.cache": {
+            "is_known_kv_cache_dtype": lambda name: name in known,
+            "register_kv_cache_dtype": register,
+            "handlers": handlers,
+        },
+        "vllm.v1.kv_cache_interface": {"KVQuantMode": Enum("KVQuantMode", ["NONE", "CUSTOM"])},
+        "vllm.v1.attention.backend": {
+            "AttentionCGSupport": Enum("AttentionCGSupport", CLASSES["AttentionCGSupport"]["members"])
+        },
+        "vllm.model_executor.layers": {},
+        "vllm.model_executor.layers.attention": {},
+        "vllm.model_executor.layers.attention.mla_attention": {
+            "MLACommonBackend": backend,
+            "MLACommonImpl": impl,
+            "MLACommonMetadataBuilder": _stand_in("MLACommonMetadataBuilder", object),
+            "QueryLenSupport": Enum("QueryLenSupport", CLASSES["QueryLenSupport"]["members"]),
+        },
+    }
+
+
 def _attention() -> dict[str, dict[str, Any]]:
     """vLLM's registry of attention backends, and the one over TurboQuant caches."""
     overridden: dict[Any, str] = {}
@@ -189,13 +228,23 @@ def _attention() -> dict[str, dict[str, Any]]:
         "get_path": lambda self: overridden.get(self, self.value),
     }
     backends = type("AttentionBackend", (), members)
+    backend_enum = Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends)
+
+    def register(backend: Any, class_path: Any = None) -> None:
+        if isinstance(backend, str):  # a name of its own
+            assert backend not in backend_enum._member_map_
+            name, backend = backend, object.__new__(backend_enum)
+            backend._name_, backend._value_ = name, class_path
+            backend_enum._member_map_[name] = backend
+        overridden[backend] = class_path
+
     return {
         "vllm.v1": {},
         "vllm.v1.attention": {},
         "vllm.v1.attention.backends": {},
         "vllm.v1.attention.backends.registry": {
-            "AttentionBackendEnum": Enum("AttentionBackendEnum", {"TURBOQUANT": "vLLM's"}, type=backends),
-            "register_backend": lambda backend, class_path=None: overridden.update({backend: class_path}),
+            "AttentionBackendEnum": backend_enum,
+            "register_backend": register,
         },
         "vllm.v1.attention.backends.turboquant_attn": _turboquant(),
     }
@@ -226,7 +275,11 @@ def vllm_modules() -> dict[str, ModuleType]:
     }
     contents: dict[str, dict[str, Any]] = {
         "vllm": {},
-        "vllm._custom_ops": {"scaled_int8_quant": coded, "cutlass_moe_mm": lambda *given, **named: "vLLM's"},
+        "vllm._custom_ops": {
+            "scaled_int8_quant": coded,
+            "cutlass_moe_mm": lambda *given, **named: "vLLM's",
+            "gather_and_maybe_dequant_cache": lambda *given: "vLLM's",
+        },
         "vllm.utils": {},
         "vllm.utils.deep_gemm": {
             "m_grouped_fp8_gemm_nt_contiguous": lambda *given, **named: "vLLM's",
@@ -257,6 +310,7 @@ def vllm_modules() -> dict[str, ModuleType]:
             )
         },
         **_attention(),
+        **_latents(),
     }
     modules = {name: ModuleType(name) for name in contents}
     for name, module in modules.items():

@@ -61,7 +61,19 @@ WANTED = {
         _QUANT: ["QuantKey", "ScaleDesc", "GroupShape"],
         "vllm.model_executor.model_loader.utils": ["process_weights_after_loading"],
         "vllm.model_executor.model_loader.base_loader": ["process_weights_after_loading"],
-        "vllm._custom_ops": ["scaled_int8_quant", "cutlass_scaled_mm", "cutlass_moe_mm"],
+        "vllm._custom_ops": [
+            "scaled_int8_quant",
+            "cutlass_scaled_mm",
+            "cutlass_moe_mm",
+            "gather_and_maybe_dequant_cache",
+        ],
+        "vllm.config.cache": ["KVCacheDTypeHandler", "register_kv_cache_dtype", "is_known_kv_cache_dtype"],
+        "vllm.model_executor.layers.attention.mla_attention": [
+            "MLACommonBackend",
+            "MLACommonImpl",
+            "MLACommonMetadataBuilder",
+            "QueryLenSupport",
+        ],
         "vllm.utils.deep_gemm": [
             "m_grouped_fp8_gemm_nt_contiguous",
             "fp8_m_grouped_gemm_nt_masked",
@@ -90,7 +102,13 @@ WANTED = {
         "vllm.compilation.passes.pass_manager": ["PostGradPassManager"],
         "vllm.compilation.passes.inductor_pass": ["InductorPass", "get_pass_context"],
         "vllm.v1.attention.backends.registry": ["register_backend", "AttentionBackendEnum"],
-        "vllm.v1.attention.backend": ["AttentionMetadataBuilder", "CommonAttentionMetadata"],
+        "vllm.v1.attention.backend": [
+            "AttentionMetadataBuilder",
+            "CommonAttentionMetadata",
+            "AttentionBackend",
+            "MLAAttentionImpl",
+            "AttentionCGSupport",
+        ],
         "vllm.v1.attention.backends.turboquant_attn": [
             "TurboQuantAttentionBackend",
             "TurboQuantAttentionImpl",

@@ -15,6 +15,11 @@ __device__ __forceinline__ uint32_t permuted(uint32_t x, uint32_t y, uint32_t se
   return bytes;
 }
 
+// Begins to bring bytes to L2: multiples of 16, from such an address on.
+__device__ __forceinline__ void ask_for_bytes(uint8_t const* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 #define GEMMILL_EIGHT(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define GEMMILL_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define GEMMILL_NAMES_16 GEMMILL_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"

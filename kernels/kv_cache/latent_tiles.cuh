@@ -11,6 +11,7 @@
 // 16: row g of S^T and row g + 8 are neighbours in shared memory, and lanes that store at a time meet all banks.
 #pragma once
 
+#include "kv_cache/decode_tiles.cuh"
 #include "kv_cache/latent_attention.cuh"
 #include "kv_cache/latent_products.cuh"
 #include "kv_cache/tile_codes.cuh"
@@ -108,6 +109,13 @@ struct LatentQuarters {
     from = args.cache + page * args.page_stride + (index & ((1 << page_shift) - 1)) * Shape::kTokenBytes;
 #pragma unroll
     for (int i = 0; i < 2; ++i) exists[i] = stage < end_stage && index + 8 * i < length;
+  }
+  // Asks for 16 tokens of a warp, in the stage whose page is known, to L2: later their loads wait for L2, not for memory.
+  __device__ __forceinline__ void ask_for(int stage) const {
+    int const index = stage * kLatentTokens + own;
+    if (threadIdx.x % 32 != 0 || stage >= end_stage || index >= length) return;
+    int64_t const page = min(max(known, 0), last_page);
+    ask_for_bytes(args.cache + page * args.page_stride + (index & ((1 << page_shift) - 1)) * Shape::kTokenBytes, 16 * Shape::kTokenBytes);
   }
   __device__ __forceinline__ uint4 piece(int i, int byte) const {
     uint4 const* const at = reinterpret_cast<uint4 const*>(from + 8 * i * Shape::kTokenBytes + byte) + threadIdx.x % 4;
@@ -226,7 +234,7 @@ __device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarter
   for (int i = 0; i < Shape::kRotaryPieces; ++i) quarters.fetch_codes(i);
 }
 
-// Scores to weights times norms, f16 [rows][64 tokens] in shared memory. Sums shrink where a row's maximum grows.
+// Scores to weights times norms, f16 [rows][64 tokens] in shared memory. Maxima move with headroom, and sums shrink where one does.
 template <class Shape>
 __device__ __forceinline__ void weigh_latent_tile(LatentRunning<Shape>& running, float const (&latent)[Shape::kRows / 2],
                                                   float const (&rotary)[Shape::kRows / 2], float const (&norms)[2], float scale, int token,
@@ -253,25 +261,34 @@ __device__ __forceinline__ void weigh_latent_tile(LatentRunning<Shape>& running,
     }
   }
   sync_threads(barrier, 128);
-  float shrink[kOwnRows];
   bool grows = false;
 #pragma unroll
   for (int i = 0; i < kOwnRows; i += 2) {
-    float2 most = make_float2(running.max[i], running.max[i + 1]);
+    float2 most = make_float2(-INFINITY, -INFINITY);
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       float2 const of_warp = *reinterpret_cast<float2 const*>(maxima + w * Shape::kRows + 4 * i + 2 * t);
       most = make_float2(fmaxf(most.x, of_warp.x), fmaxf(most.y, of_warp.y));
     }
     grows = grows || most.x > running.max[i] || most.y > running.max[i + 1];
-    shrink[i] = power_of_two(running.max[i] - most.x), shrink[i + 1] = power_of_two(running.max[i + 1] - most.y);
-    running.max[i] = most.x, running.max[i + 1] = most.y;
+    largest[i] = most.x, largest[i + 1] = most.y;
+  }
+  if (__any_sync(0xFFFFFFFFu, grows)) {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      float const max = largest[i] > running.max[i] ? largest[i] + kHeadroom : running.max[i], shrink = power_of_two(running.max[i] - max);
+      running.max[i] = max, running.sum[i] *= shrink;
+#pragma unroll
+      for (int m = 0; m < Shape::kChunks; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) running.out[m][i / 2 * 4 + 2 * half + i % 2] *= shrink;
+      }
+    }
   }
   int const word = 4 * (warp * 2 + g / 4) + (g & 2) / 2 + (g & 1) * 2;  // of the pair of tokens, in a row
 #pragma unroll
   for (int i = 0; i < kOwnRows; ++i) {
     float factored[2];
-    running.sum[i] *= shrink[i];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float const weight = power_of_two(s[half][i] - running.max[i]);
@@ -280,13 +297,6 @@ __device__ __forceinline__ void weigh_latent_tile(LatentRunning<Shape>& running,
     }
     int const row = i / 2 * 8 + 2 * t + i % 2;
     *reinterpret_cast<uint32_t*>(weights + row * 128 + (word / 4 ^ row % 8) * 16 + word % 4 * 4) = two_elements<__half>(factored[0], factored[1]);
-  }
-  if (__any_sync(0xFFFFFFFFu, grows)) {
-#pragma unroll
-    for (int m = 0; m < Shape::kChunks; ++m) {
-#pragma unroll
-      for (int j = 0; j < Shape::kRows / 2; ++j) running.out[m][j] *= shrink[j / 4 * 2 + j % 2];
-    }
   }
 }
 
@@ -385,6 +395,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
   uint64_t const of_tile = columns_along_rows<Shape::kChunkBytes>(shared_address(tile));
 #pragma unroll 1
   for (int stage = at.first_stage + group; stage < at.end_stage; stage += Shape::kGroups) {
+    quarters.ask_for(stage + Shape::kGroups);
     float const norms[2] = {to_float(quarters.norms[0]), to_float(quarters.norms[1])};
     float latent[Shape::kRows / 2] = {}, rotary[Shape::kRows / 2] = {};
     score_latent_tile<Element, Shape>(quarters, stage, table, tile, queries, latent, rotary);

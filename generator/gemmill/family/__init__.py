@@ -25,5 +25,5 @@ from gemmill.family.shaped_call import ShapedCall
 from gemmill.family.steps import Aspect, Check, Let, OneOf, Require, Special, Step, When
 from gemmill.family.sweep import Measured, Sizes, Sweep
 from gemmill.family.tensor import Layout, ResultOf, Same, Tensor, any_of
-from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Needs, Reach, Row, Tuning
+from gemmill.family.tuning import MOST_ALIGNED, MOST_FACTS, MOST_SIZES, Chunks, Needs, Reach, Row, Tuning
 from gemmill.questions import Asked

@@ -93,6 +93,20 @@ class Reach:
         return self.abroad is None or measured <= self.abroad
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """Calls of which a batch decides how many there are: under batch invariance all hold one order in one slice, so that chunks
+    of a call have its bits.
+    """
+
+    size: str
+    """The size that a chunk has less of."""
+    most: int
+    """The most of it in a call that is no chunk."""
+    whole: int
+    """The size at which an order is chosen for all chunks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The choice of one of several variants for a call: by near measurements, else by a model. Where one variant serves
@@ -129,6 +143,8 @@ class Tuning:
     """Sizes that a batch decides, so that one order serves all of their values, and those at which its expected loss is
     computed; the bucketed size at 1, 2, 4 to 4096 by default.
     """
+    chunks: Chunks | None = None
+    """Calls that are chunks of longer ones; None where a family has none."""
     one_slice: float = 0.2
     """The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
     squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and

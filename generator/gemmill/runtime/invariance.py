@@ -92,7 +92,7 @@ class Invariance:
     def held(self, call: ShapedCall) -> Held | None:
         """The order for calls of such a class, sizes but those that the batch decides, and alignments; None where none can be
         held."""
-        tuning = REGISTRY.choices[call.family]
+        tuning, call = REGISTRY.choices[call.family], _whole(call)
         across = _across(tuning)
         fixed = tuple(size for name, size in tuning.named(call.sizes).items() if name not in across)
         key = (call.family, call.call_class, fixed, call.alignments)
@@ -143,6 +143,8 @@ class Invariance:
     def _best(self, call: ShapedCall) -> Held | None:
         tuning = REGISTRY.choices[call.family]
         found = {order for i in self._of_class(call) if (order := self.order(i, call)) is not None}
+        if _is_chunk(call):
+            found = {order for order in found if order.slices == 1}
         if not tuning.is_measured:
             # One variant serves each class, unless classes of different variants share a number.
             order = min(found, key=str, default=None) if len(found) == 1 else None
@@ -246,6 +248,20 @@ class Invariance:
 def _across(tuning: Tuning) -> Mapping[str, tuple[int, ...]]:
     """The sizes that the batch decides, and the values at which the choice of an order compares."""
     return tuning.across or {tuning.bucketed: ROWS}
+
+
+def _is_chunk(call: ShapedCall) -> bool:
+    tuning = REGISTRY.choices[call.family]
+    return tuning.chunks is not None and tuning.named(call.sizes)[tuning.chunks.size] > tuning.chunks.most
+
+
+def _whole(call: ShapedCall) -> ShapedCall:
+    """The call by which the order of a chunk is chosen; a call that is none as it is."""
+    tuning = REGISTRY.choices[call.family]
+    if tuning.chunks is None or not _is_chunk(call):
+        return call
+    sizes = tuning.named(call.sizes) | {tuning.chunks.size: tuning.chunks.whole}
+    return replace(call, sizes=tuning.ordered(sizes))
 
 
 def _summed(call: ShapedCall) -> int:

@@ -1,6 +1,7 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by measured times."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
 from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
 from gemmill.families.kv_cache.tuning import TUNING
-from gemmill.family import Row, ShapedCall
+from gemmill.family import Order, Row, ShapedCall
 from gemmill.numerics.measured import results_of
 from gemmill.runtime import checks, operands
 from gemmill.runtime.choosing import Trust
@@ -122,6 +123,26 @@ def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
     many = Invariance(table, (), (), SMS).held(call_of(op, rows=2048, length=5000))
     assert many is not None and many.order.slices == 1, "rows of a sequence are part of its class"
     assert many.over == "batch of 1 to 64 and length of 1024 to 65536"
+
+
+@pytest.mark.parametrize("op", MeasuredOp)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (24, 4), (2, 1)])
+def test_chunks_of_a_prompt_hold_one_order_in_one_slice(
+    op: MeasuredOp, heads: int, kv_heads: int, table_of: Callable[..., Any]
+) -> None:
+    """Slices are shares of the tokens that a chunk has, so chunks in several would have other bits than the whole prompt."""
+    table = table_of(*(config for config in default(Arch.SM90A) if op.number in TUNING.offers(config)))
+
+    def held(rows: int) -> Order:
+        fresh, call = Invariance(table, (), (), SMS), call_of(op, rows=rows, length=5000)
+        sizes = TUNING.named(call.sizes) | {"heads": heads, "kv_heads": kv_heads}
+        found = fresh.held(replace(call, sizes=TUNING.ordered(sizes)))
+        assert found is not None
+        return found.order
+
+    orders = {held(rows) for rows in (33, 77, 512, 4096, 16384)}
+    assert len(orders) == 1 and orders.pop().slices == 1
+    assert held(32).slices > 1, "a step with drafts is none"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from gemmill.families.kv_cache.classes import CLASSES, class_of_config
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, MANY_ROWS, KernelKind, KvCacheConfig, Slots, offered_slots
 from gemmill.families.kv_cache.model import RowFacts, model_ns
 from gemmill.families.kv_cache.sweep import SWEEP
-from gemmill.family import ALONE, Order, Reach, Row
+from gemmill.family import ALONE, Chunks, Order, Reach, Row
 from gemmill.vocab import DType
 
 _MOST = 2**62
@@ -199,6 +199,7 @@ TUNING = replace(
     rows=_rows,
     order=_order,
     across={"batch": (1, 8, 64), "length": (1024, 8192, 65536)},
+    chunks=Chunks("rows", most=32, whole=4096),
     one_slice=1.0,
     model_ns=model_ns,
     offers=lambda config: {class_of_config(config): (config,)},
