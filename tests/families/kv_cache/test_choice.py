@@ -1,6 +1,7 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by measured times."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,17 @@ def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
     many = Invariance(table, (), (), SMS).held(call_of(op, rows=2048, length=5000))
     assert many is not None and many.order.slices == 1, "rows of a sequence are part of its class"
     assert many.over == "batch of 1 to 64 and length of 1024 to 65536"
+
+
+@pytest.mark.parametrize(("length", "best"), [(65536, 64), (131072, 64), (16384, 32)])
+def test_a_long_sequence_has_a_slice_for_each_group(length: int, best: int) -> None:
+    """Sixteen blocks of four groups share a tile of one sequence. Of a short one 64 slices are no more than 32."""
+    call, rows = (
+        call_of(MeasuredOp.DECODE_4, length=length),
+        {n: row_of(replace(DECODE, slices=n)) for n in (16, 32, 64)},
+    )
+    times = {n: TUNING.model_ns(row, call, SMS) for n, row in rows.items()}
+    assert min(times, key=times.__getitem__) == best and times[64] <= times[32] < times[16]
 
 
 @pytest.mark.parametrize(
