@@ -1,4 +1,4 @@
-"""Decode over caches of 512 elements, of fewer elements of values than of keys, and of latents (MLA), next to attention in bf16.
+"""Decode over caches of 256 and 512 elements, of fewer elements of values than of keys, and of latents (MLA), next to attention in bf16.
 
     python benchmarks/cache_dims.py --fa3-so _vllm_fa3_C.abi3.so
     python benchmarks/cache_dims.py --only latents --tiles
@@ -33,8 +33,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS, PAGE, SEED, SCALE, L2_BYTES, MOST_ERROR = 15, 64, 7, 192**-0.5, 2e8, 2.0**-6
 FEWER = ((8, 16384, 64, 4), (32, 4096, 64, 4), (8, 16384, 16, 8))
 """Sequences, length, query heads and KV heads, of keys of 192 and values of 128 elements."""
-LONG = ((4, 32768, 8, 1),)
-"""The same of keys and values of 512 elements."""
+WIDE, LONG = ((8, 16384, 24, 4),), ((4, 32768, 8, 1),)
+"""The same of keys and values of 256 and of 512 elements."""
 LATENTS = ((16, 8192, 16), (16, 8192, 128), (1, 32768, 128), (64, 4096, 16))
 """Sequences, length and query heads."""
 TINY_PAGES, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
@@ -172,6 +172,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if told.fa3_so:
         torch.ops.load_library(told.fa3_so)
     lists = (
+        (partial(paged, (256, 256)), "256", TINY_PAGES if told.cpu else WIDE, 260),
         (partial(paged, (512, 512)), "512", TINY_PAGES if told.cpu else LONG, 516),
         (partial(paged, (192, 128)), "192 and 128", TINY_PAGES if told.cpu else FEWER, 164),
         (partial(latents, tiles=TILES if told.tiles else ()), "latents", TINY_LATENTS if told.cpu else LATENTS, 400),

@@ -32,8 +32,9 @@ template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, i
 struct DecodeShapeOfWarps {
   static constexpr int kHeadDim = kElements, kValueDim = kElementsOfValues, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
-  // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them.
-  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 128 : 1, kKeyShareDim = kHeadDim / kShares, kShareDim = kValueDim / kShares;
+  // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them. Each makes the weights
+  // of its tokens, so two warps of 256 elements do less than four of 128.
+  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 256 : 1, kKeyShareDim = kHeadDim / kShares, kShareDim = kValueDim / kShares;
   static constexpr int kKeySteps = kKeyShareDim / 16, kSteps = kShareDim / 16;  // of keys, of values
   static_assert(kValueDim <= kHeadDim, "The first signs of keys are those of values.");
   static constexpr bool kHasZeros = false;
@@ -50,6 +51,7 @@ struct DecodeShapeOfWarps {
   static constexpr bool kGivesRegisters = kConsumerWarps >= 12;  // four warps do it together, so some produce nothing
   static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
   static constexpr int kConsumerRegisters = kConsumerWarps == 12 ? 160 : 112, kProducerRegisters = 32;
+  static constexpr int kJoinerRegisters = kConsumerWarps == 12 ? 32 : 56;  // of producers that join sums
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2, kPartsBytes = Shares<kShares>::bytes(kConsumerWarps);
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -60,16 +62,19 @@ struct DecodeShapeOfWarps {
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
   static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
-  // Of groups with slices of their own: states, the place of the tile's sums, and sums in rounds of `kRoundRows` rows. Sums lie behind the
-  // rest, or in place of a stage of each group. A block's only slice takes all memory for its sums.
+  // Of groups with slices of their own: states, the place of the tile's sums, two barriers of each group, the rest of each warp's
+  // run, and sums in rounds of `kRoundRows` rows. Sums lie behind the rest, or in place of a stage of each group. A block's only slice takes
+  // all memory for its sums.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
   static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
-  static constexpr int kTileSums = kEnd + kStateBytes, kBehind = kTileSums + 16;
+  static constexpr int kTileSums = kEnd + kStateBytes, kSumBarriers = kTileSums + 16, kRuns = kSumBarriers + 16 * kGroups;
+  static constexpr int kBehind = kRuns + 16 * kConsumerWarps;
   static constexpr bool kSumsAreLast = kMostShared - kBehind >= 4 * kRowBytes;
   static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
   static constexpr int kSums = kSumsAreLast ? kBehind : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
   static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums, kRowBytes, kRows);
   static constexpr int kSharedBytes = kSumsAreLast ? kSums + kRoundRows * kRowBytes : kBehind;
+  static_assert(kRunStages <= kLeastStages * kGroups, "A producer joins a slice's sums before it needs the room of the next ones.");
   static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
   static_assert(kSums + kRoundRows * kRowBytes <= (kSumsAreLast ? kSharedBytes : kQueries), "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");

@@ -56,18 +56,23 @@ struct ProjectionParams {
   int size;
 };
 
-template <class Variant>
-__global__ void __launch_bounds__(kProjectionThreads) make_projection(__grid_constant__ ProjectionParams const params) {
+// Entry k of the stream.
+__device__ inline float entry_of(uint64_t stream, int k) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
-  wait_for_predecessor();
-  int const k = static_cast<int>(blockIdx.x * kProjectionThreads + threadIdx.x), count = params.size * params.size;
-  if (k >= count) return;
-  uint64_t word = params.stream + static_cast<uint64_t>(k + 1) * kGolden;
+  uint64_t word = stream + static_cast<uint64_t>(k + 1) * kGolden;
   word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
   word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
   word ^= word >> 31;
   double const p = (static_cast<double>(word >> 11) + 0.5) * 0x1p-53;
-  float const entry = static_cast<float>(rint(normal_of(p) * 0x1p20) * 0x1p-20);
+  return static_cast<float>(rint(normal_of(p) * 0x1p20) * 0x1p-20);
+}
+
+template <class Variant>
+__global__ void __launch_bounds__(kProjectionThreads) make_projection(__grid_constant__ ProjectionParams const params) {
+  wait_for_predecessor();
+  int const k = static_cast<int>(blockIdx.x * kProjectionThreads + threadIdx.x), count = params.size * params.size;
+  if (k >= count) return;
+  float const entry = entry_of(params.stream, k);
   params.to[k] = entry;
   params.to[count + k % params.size * params.size + k / params.size] = entry;
 }
@@ -76,12 +81,13 @@ __global__ void __launch_bounds__(kProjectionThreads) make_projection(__grid_con
 template <int kHeadDim>
 constexpr int64_t kProjectionBytes = 2LL * kHeadDim * kHeadDim * static_cast<int64_t>(sizeof(float));
 
+inline uint64_t projection_stream(int64_t seed) { return split_mix(static_cast<uint64_t>(seed) + 3 * 0x9E3779B97F4A7C15u); }
+
 template <class Variant, int kHeadDim>
 int32_t launch_projection(int64_t seed, void* memory, gemmill_launch const& how, Projection& projection) {
-  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
   float* const to = static_cast<float*>(memory);
   projection = {to, to + kHeadDim * kHeadDim};
-  ProjectionParams params{to, split_mix(static_cast<uint64_t>(seed) + 3 * kGolden), kHeadDim};
+  ProjectionParams params{to, projection_stream(seed), kHeadDim};
   LaunchShape const shape{dim3(kHeadDim * kHeadDim / kProjectionThreads), dim3(kProjectionThreads), dim3(1), 0};
   void* parameters[] = {&params};
   return launch_kernel<make_projection<Variant>>(shape, how, parameters);

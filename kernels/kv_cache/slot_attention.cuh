@@ -220,7 +220,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
       q[part][step] = make_uint2(bits[0] | static_cast<uint32_t>(bits[1]) << 16, bits[2] | static_cast<uint32_t>(bits[3]) << 16);
     }
   }
-  uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + 128;
+  uint32_t const key_pairs = shared_address(shared + Shape::kTable) + (Shape::kHasFours ? lane % 16 * 8 : lane * 4), value_pairs = key_pairs + 128;
   int64_t const head_group = at.first_head / params.heads;
   auto const begin_of = [&](SlotField const& side, SlotSpan const& span) {
     return side.begin + span.misaligned(head_group) + tile * side.tile_stride + head * side.head_stride;
@@ -290,7 +290,10 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   __syncthreads();
   bool const produces = threadIdx.x / 32 >= kSlotConsumers;
-  if (!produces && Shape::kHasTable) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  if (!produces) {
+    if constexpr (Shape::kHasFours) make_table_of_fours<Shape>(params.centroids, shared + Shape::kTable);
+    else if constexpr (Shape::kHasTable) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  }
   wait_for_predecessor();
 
   if (produces) {
@@ -350,7 +353,7 @@ struct SlotPlan {
 template <class Shape>
 int64_t slot_workspace(gemmill_kv_packed_attention_args const& args, gemmill_launch const& how) {
   int64_t const of_slices = SlotPlan(args, how, Shape::kGroupTiles).template partial_bytes<Shape::kHeadDim>();
-  return of_slices + (Shape::Keys::kParts == 2 ? kProjectionBytes<Shape::kHeadDim> + slot_query_bytes<Shape>(args) : 0);
+  return of_slices + (Shape::Keys::kParts == 2 ? slot_query_bytes<Shape>(args) : 0);
 }
 
 // How a span of `bytes` of each head's slot from `first` on lies in memory and in a stage.
@@ -409,14 +412,9 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   constexpr int kHeadDim = Shape::kHeadDim;
   SlotPlan plan(args, how, Shape::kGroupTiles);
   if (plan.all_tiles == 0) return 0;
-  Projection projection{};
-  if constexpr (Shape::Keys::kParts == 2) {
-    void* const memory = static_cast<uint8_t*>(how.workspace) + plan.template partial_bytes<kHeadDim>();
-    if (int32_t const error = launch_projection<Variant, kHeadDim>(args.seed, memory, how, projection); error != 0) return error;
-  }
   Signs<kHeadDim> const own = args.seed >= 0 ? signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)) : Signs<kHeadDim>{};
   SlotParams<Shape> params{};
-  params.args = args, params.projection = projection, params.centroids = centroids;
+  params.args = args, params.centroids = centroids;
   params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * kRowsOfTile);
   params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
   params.heads = plan.heads;
@@ -430,6 +428,8 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
   if constexpr (Shape::Keys::kParts == 2) {
+    params.queries = reinterpret_cast<__half*>(static_cast<uint8_t*>(how.workspace) + plan.template partial_bytes<kHeadDim>());
+    params.projection = projection_stream(args.seed);
     if (int32_t const error = launch_slot_queries<Variant, Element, Shape>(params, how); error != 0) return error;
   }
   void* to_attend[] = {&params};

@@ -74,7 +74,7 @@ template <int kHeadDim, int kBits>
 struct ProdKeys {
   static constexpr int kDim = kHeadDim, kShare = kSlotShare<kHeadDim>;
   static_assert(kBits == 3, "Codes without their signs have two bits.");
-  using Codes = TwoBitCodes<4, kShare>;
+  using Codes = TwoBitTokens<4, kShare>;
   static constexpr int kTableBits = kBits - 1, kCodeBytes = kHeadDim * kTableBits / 8, kSignBytes = kHeadDim / 8;
   static constexpr int kShareBytes = kShare * kTableBits / 8, kShareSigns = kShare / 8;
   static constexpr int kScalars = kCodeBytes + kSignBytes, kBytes = kScalars + 2 * kNormBytes;
@@ -90,17 +90,15 @@ struct ProdKeys {
   static __device__ __forceinline__ void score(float (&s)[4], float (&)[2], SlotTile const& tile,
                                                SlotQuery<kHeadDim> const (&q)[kParts], uint32_t table, int g, int t) {
     int const low = tile.row(token_of(g)), high = tile.row(8 + token_of(g)), own_signs = kCodeBytes + tile.share * kShareSigns + 4 * t;
-    FourCentroids const centroids(table);
-    Codes of_low, of_high;
-    of_low.load(tile.shared, low + tile.share * kShareBytes, t);
-    of_high.load(tile.shared, high + tile.share * kShareBytes, t);
+    Codes codes;
+    codes.load(tile.shared, low + tile.share * kShareBytes, high + tile.share * kShareBytes, t);
     uint32_t const low_signs = four_bytes(tile.shared, low + own_signs);
     uint32_t const high_signs = four_bytes(tile.shared, high + own_signs);
     float of_signs[4] = {};
 #pragma unroll
     for (int step = 0; step < kSlotSteps<kHeadDim>; ++step) {
-      uint32_t const a[4] = {of_low.pair(centroids, 2 * step), of_high.pair(centroids, 2 * step), of_low.pair(centroids, 2 * step + 1),
-                             of_high.pair(centroids, 2 * step + 1)};
+      uint2 const first = codes.pairs(table, 2 * step), second = codes.pairs(table, 2 * step + 1);
+      uint32_t const a[4] = {first.x, first.y, second.x, second.y};
       mma_16x8x16<__half>(s, a, q[0][step].x, q[0][step].y);
       uint32_t const signs[4] = {two_signs_of(low_signs, 2 * step), two_signs_of(high_signs, 2 * step),
                                  two_signs_of(low_signs, 2 * step + 1), two_signs_of(high_signs, 2 * step + 1)};
@@ -206,18 +204,32 @@ struct LaneValues {
   template <class Shape, int kCount>
   static __device__ __forceinline__ void add_centroids(Running<Shape>& running, uint32_t const (&p)[kCount][2], SlotTile const& tile,
                                                        uint32_t table, int g, int t) {
-    Codes of_token[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) of_token[i].load(tile.shared, row_of_place(tile, t, i) + tile.share * kShareBytes, g);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t pair[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pair[i] = of_token[i].pair(table, step);
-      uint32_t const a[4] = {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
-                             __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)};
+    auto const row = [&](int i) { return row_of_place(tile, t, i) + tile.share * kShareBytes; };
+    auto const multiply = [&](int step, uint32_t const (&a)[4]) {
       uint32_t const(&own)[2] = p[step * kCount / kSteps];
       mma_16x8x16<__half>(running.out[0][step], a, own[0], own[1]);
+    };
+    if constexpr (kBits == 2) {
+      TwoBitTokens<8, kShare> of_tokens[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of_tokens[i].load(tile.shared, row(2 * i), row(2 * i + 1), g);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint2 const first = of_tokens[0].pairs(table, step), second = of_tokens[1].pairs(table, step);
+        multiply(step, {first.x, first.y, second.x, second.y});
+      }
+    } else {
+      Codes of_token[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) of_token[i].load(tile.shared, row(i), g);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pair[i] = of_token[i].pair(table, step);
+        multiply(step, {__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[0], pair[1], 0x7632),
+                        __byte_perm(pair[2], pair[3], 0x5410), __byte_perm(pair[2], pair[3], 0x7632)});
+      }
     }
   }
 };

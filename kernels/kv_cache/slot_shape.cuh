@@ -47,6 +47,8 @@ struct SlotShape {
   static constexpr int kKeyBits = Keys::kTableBits, kValueBits = Values::kTableBits, kConsumerWarps = kSlotConsumers;
   static constexpr bool kHasZeros = Values::kHasZeros;
   static constexpr bool kIsStepped = false;
+  static constexpr bool kHasFours = kKeyBits == 2;  // four codes of two bits index the table, else two
+  static_assert(kHasFours == (kValueBits == 2), "Both sides' tables are alike.");
   // Of 96 registers that a thread begins with; they move from four warps to others.
   static constexpr int kConsumerRegisters = Keys::kParts == 1 ? 104 : 112, kProducerRegisters = Keys::kParts == 1 ? 56 : 32;
   // Shared memory: barriers, runs of warps, stages, the table where 64 KiB begin, queries, parts of scores, more stages. Without a table all stages come last.
@@ -67,7 +69,8 @@ struct SlotParams {
   gemmill_kv_packed_attention_args args;
   Partial<Shape::kHeadDim> partial;
   Signs<Shape::kHeadDim> signs;
-  Projection projection;
+  __half* queries;      // projected ones, and the stream of S that projects them
+  uint64_t projection;
   Centroids centroids;
   SlotSpan spans[2];
   SlotField keys, values;

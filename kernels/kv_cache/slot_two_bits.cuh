@@ -1,4 +1,6 @@
-// A lane's codes of two bits to centroids by one byte permutation for each pair, without a look-up in shared memory.
+// A lane's codes of two bits to centroids, four by one look-up: a byte has two codes of one token and two of another, and its entry of the
+// table a pair of registers as the tensor core's operands have them. A load of eight bytes takes two rounds of half the lanes, so entries
+// have a copy for each of sixteen.
 #pragma once
 
 #include "kv_cache/slot_codes.cuh"
@@ -6,38 +8,42 @@
 
 namespace gemmill::kv_cache {
 
-// Low and high bytes of four centroids, from the table of pairs: a byte of codes 0 and 1, and one of codes 2 and 3, index it.
-struct FourCentroids {
-  uint32_t low, high;
-  __device__ __forceinline__ explicit FourCentroids(uint32_t table) {
-    uint32_t const first = load_shared(table + 256 * 0b0100), second = load_shared(table + 256 * 0b1110);
-    low = __byte_perm(first, second, 0x6420), high = __byte_perm(first, second, 0x7531);
+// As make_table, with both sides of two bits. Keys: the first token's centroids, then the second's. Values: those of both tokens' first
+// codes, then of their second. A thread writes two copies at a time.
+template <class Shape>
+__device__ __forceinline__ void make_table_of_fours(Centroids const& centroids, uint8_t* table) {
+  for (int i = threadIdx.x; i < kTableBytes / 16; i += 32 * Shape::kConsumerWarps) {
+    int const side = i / 8 % 2, byte = i / 16;
+    auto const centroid = [&](int code) { return static_cast<uint32_t>(centroids.bits[side][byte >> 2 * code & 3]); };
+    uint32_t const first = centroid(0) | centroid(side == 0 ? 1 : 2) << 16, second = centroid(side == 0 ? 2 : 1) | centroid(3) << 16;
+    reinterpret_cast<uint4*>(table)[i] = make_uint4(first, second, first, second);
   }
-};
+}
 
-// Codes of a lane, half a word of a vector at a time, of lanes in turn. A pair is codes i and i + 4 of such eight.
+// A lane's codes of two tokens. They come half a word of a vector at a time, of lanes in turn.
 template <int kLanes, int kShare>
-struct TwoBitCodes {
-  static constexpr int kUnit = 8, kUnits = kShare / kLanes / kUnit;
-  static_assert(kUnits % 2 == 0, "Words have two units.");
-  uint32_t words[kUnits / 2];
+struct TwoBitTokens {
+  static constexpr int kWords = kShare / kLanes / 16;
+  static_assert(kWords * kLanes * 16 == kShare, "Words have two units.");
+  uint32_t words[2][kWords];  // codes 0 and 1 of each byte, and codes 2 and 3: of the first token in its low half
 
-  static __device__ __forceinline__ int element(int lane, int n) {
-    return (n / kUnit * kLanes + lane) * kUnit + n % kUnit / 2 + n % 2 * 4;
-  }
-  __device__ __forceinline__ void load(uint8_t const* shared, int row, int lane) {
+  // Of a lane's n-th code.
+  static __device__ __forceinline__ int element(int lane, int n) { return (n / 8 * kLanes + lane) * 8 + n % 8; }
+
+  __device__ __forceinline__ void load(uint8_t const* shared, int first_row, int second_row, int lane) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      uint32_t const half = half_word(shared, row + (i * kLanes + lane) * 2);
-      words[i / 2] = i % 2 == 0 ? half : words[i / 2] | half << 16;
+    for (int i = 0; i < kWords; ++i) {
+      auto const word_of = [&](int row) {
+        int const at = row + (2 * i * kLanes + lane) * 2;
+        return half_word(shared, at) | half_word(shared, at + 2 * kLanes) << 16;
+      };
+      uint32_t const first = word_of(first_row), second = word_of(second_row);
+      words[0][i] = merged(first, 0x0F0F0F0Fu, second << 4), words[1][i] = merged(first >> 4, 0x0F0F0F0Fu, second);
     }
   }
-  // The centroids of its elements 2 p and 2 p + 1. Of each a nibble selects the low byte, and the next the high one.
-  __device__ __forceinline__ uint32_t pair(FourCentroids const& centroids, int p) const {
-    uint32_t const word = words[p / 8];  // of each byte a nibble comes twice, and has two codes
-    uint32_t const twice = p % 4 / 2 == 0 ? merged(word, 0x0F0F0F0Fu, word << 4) : merged(word >> 4, 0x0F0F0F0Fu, word);
-    uint32_t const selectors = masked_or(twice >> (2 * (p % 2)), 0x33333333u, 0x40404040u);
-    return permute(centroids.low, centroids.high, p / 4 % 2 == 0 ? selectors : selectors >> 16);
+  // Centroids of codes 2 p and 2 p + 1 of both. `base` is the shared address of the lane's copy of entry 0: its byte 1 is zero.
+  __device__ __forceinline__ uint2 pairs(uint32_t base, int p) const {
+    return load_shared_8(__byte_perm(words[p % 2][p / 8], base, 0x7604 | p / 2 % 4 << 4));
   }
 };
 

@@ -145,6 +145,17 @@ def test_chunks_of_a_prompt_hold_one_order_in_one_slice(
     assert held(32).slices > 1, "a step with drafts is none"
 
 
+@pytest.mark.parametrize(("length", "best"), [(65536, 64), (131072, 64), (16384, 32)])
+def test_a_long_sequence_has_a_slice_for_each_group(length: int, best: int) -> None:
+    """Sixteen blocks of four groups share a tile of one sequence. Of a short one 64 slices are no more than 32."""
+    call, rows = (
+        call_of(MeasuredOp.DECODE_4, length=length),
+        {n: row_of(replace(DECODE, slices=n)) for n in (16, 32, 64)},
+    )
+    times = {n: TUNING.model_ns(row, call, SMS) for n, row in rows.items()}
+    assert min(times, key=times.__getitem__) == best and times[64] <= times[32] < times[16]
+
+
 @pytest.mark.parametrize(
     ("tiles", "stages", "half_waves", "slices"),
     [(8, 256, 2, 16), (8, 256, 1, 8), (8, 10, 8, 10), (200, 64, 2, 1), (200, 64, 4, 1), (200, 64, 8, 2), (0, 0, 2, 1)],
