@@ -18,6 +18,7 @@ from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.names import symbol_of, to_name
+from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
 
 SM_COUNT = 132
@@ -106,6 +107,20 @@ def test_slices_have_one_order_in_a_cluster_in_memory_and_in_registers():
     assert str(found[TileScheduler.RESTARTED, 4]) == (
         "wgmma to f32, 4 slices of whole 128 joined in float32, in the order of K"
     )
+
+
+@pytest.mark.parametrize("n", [576, 768, 1344])
+def test_scales_in_groups_have_an_order_of_slices_for_few_rows_and_many(gemms, n: int):
+    """At few columns and a long K one slice takes several times as long (docs/invariance.md)."""
+    table, invariance = gemms
+    call = workload_of("fp8_groups", {"m": 4, "n": n, "k": 32256}).call
+    held = invariance.held(call)
+    assert held is not None and held.order.slices > 1 and held.order.promoted_k == 128
+    assert held.loss < 0.05 and held.worst < 0.25
+    chosen = {m: select(table, replace(call, sizes=(m, n, 32256)), SM_COUNT, None, invariance).entry for m in (1, 4096)}
+    designs = {m: entry.config.design for m, entry in chosen.items()}
+    assert designs[1].tile_scheduler is TileScheduler.SPLIT_K
+    assert designs[4096].tile_scheduler is TileScheduler.RESTARTED
 
 
 def bounds(order: Order, length: int) -> list[int]:
