@@ -13,7 +13,7 @@ from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding
 from gemmill.runtime.choosing import Trust
-from gemmill.runtime.invariance import ROWS, Invariance, order_of
+from gemmill.runtime.invariance import ROWS, Invariance, _mean_over_rows, order_of
 from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
@@ -121,6 +121,13 @@ def test_scales_in_groups_have_an_order_of_slices_for_few_rows_and_many(gemms, n
     designs = {m: entry.config.design for m, entry in chosen.items()}
     assert designs[1].tile_scheduler is TileScheduler.SPLIT_K
     assert designs[4096].tile_scheduler is TileScheduler.RESTARTED
+
+
+def test_rows_above_128_have_three_fifths_of_the_weight():
+    """Whatever their number: a loss of 2 there and of 1 elsewhere is 2^0.6."""
+    ratios = [1.0 if rows <= 128 else 2.0 for rows in ROWS]
+    assert _mean_over_rows(ratios) == pytest.approx(2**0.6, rel=1e-12)
+    assert _mean_over_rows([3.0] * len(ROWS)) == pytest.approx(3, rel=1e-12)
 
 
 def bounds(order: Order, length: int) -> list[int]:

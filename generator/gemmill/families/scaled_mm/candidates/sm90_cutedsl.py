@@ -37,6 +37,8 @@ HELD = Tables(
         ((128, 160, 128), (2, 1, 1), COOPERATIVE),
         ((128, 128, 128), (2, 1, 1), COOPERATIVE),
         ((128, 96, 128), (2, 1, 1), COOPERATIVE),
+        ((64, 96, 128), (2, 1, 1), BASIC),
+        ((64, 64, 128), (2, 1, 1), BASIC),
     ),
     parallel=PARALLEL[:3],
     split_k=(
