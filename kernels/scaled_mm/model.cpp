@@ -144,11 +144,11 @@ TreeInputs inputs_of(GemmFacts const& row, Call const& call, int64_t sm_count) {
   double const memory = from_memory / kMemoryBytes;
   double const joined =
       std::sqrt(std::sqrt(fourth(body) + fourth(pipeline) + fourth(l2) + fourth(fetched) + fourth(memory)));
-  double const slices = waves * (row.meets == kInCluster ? kMeeting + kMeetingElement * elements : 0.0);
-  double const restarts = waves * (row.meets == kInRegisters ? static_cast<double>(row.splits) * kRestartingElement * elements : 0.0);
-  bool const in_memory = row.splits > 1 && row.meets == kInMemory;
-  double const meets = waves * waves * (in_memory ? kJoining + kJoiningElement * elements : 0.0);
-  double const total = (kBegin + joined + slices + restarts + meets) * (row.cost_permille / 1000.0);
+  double const met = row.meets == kInCluster ? kMeeting + kMeetingElement * elements : 0.0;
+  double const restarted = row.meets == kInRegisters ? static_cast<double>(row.splits) * kRestartingElement * elements : 0.0;
+  double const waited_for = row.splits > 1 && row.meets == kInMemory ? kJoining + kJoiningElement * elements : 0.0;
+  double const slices = waves * met + waves * restarted + waves * waves * waited_for;
+  double const total = (kBegin + joined + slices) * (row.cost_permille / 1000.0);
   double const occupancy = static_cast<double>(tiles) / static_cast<double>(all_waves * sm_count * per_sm);
   auto const number = [](int64_t x) { return static_cast<double>(x); };
   return {multiplied / total, stored / total, pipeline / total, l2 / total, fetched / total, memory / total,

@@ -117,6 +117,7 @@ def make_loop(plan: Plan, shared, pipeline: Pipeline, place: tuple) -> mainloop.
         sums=[cute.make_rmem_tensor(shape, of_sums) for _ in range(plan.slabs)],
         partials=[cute.make_rmem_tensor(shape, of_partials) for _ in range(plan.partials)],
         factors=[cute.make_rmem_tensor(plan.factors, Float32) for _ in range(plan.factor_sets)],
+        before=[cute.make_rmem_tensor(shape, of_sums) for _ in range(plan.slabs if plan.sums_slices else 0)],
     )
 
 

@@ -118,7 +118,8 @@ class Facts:
     @property
     def overlapped(self) -> bool:
         """Whether a group promotes one K step's sums while its next one's multiplications run, which needs two sets."""
-        registers = 3 * self.unit_registers + (2 * self.factors if self.grouped else 0)
+        sums = 2 if self.sums_slices else 1
+        registers = (sums + 2) * self.unit_registers + (2 * self.factors if self.grouped else 0)
         alone = self.divides_k or self.pingpong
         return self.promoted and self.units == 1 and not alone and registers <= OVERLAP_REGISTERS
 
@@ -131,18 +132,17 @@ class Facts:
     def alternates(self) -> bool:
         """Whether it promotes one WGMMA's sums while the next ones run, in sets by turns, several in a K step."""
         registers = (self.slabs + self.config.design.partial_sets) * self.unit_registers + self.factors
-        alone = self.divides_k or self.pingpong
+        alone = self.divides_k or self.restarts or self.pingpong
         small = self.units * self.unit_registers <= PARTIAL_REGISTERS
         return self.promotes_each_mma and not alone and not small and registers <= OVERLAP_REGISTERS
 
     @property
     def partials(self) -> int:
         """Sets of partial sums, each of one unit. Where they are small they hold a whole K step, so that WGMMA waits
-        once; of groups of one WGMMA, as large a part of it as fits. Of restarted sums, a slice's of all slabs."""
-        if self.restarts:
-            return self.slabs
+        once; of groups of one WGMMA, as large a part of it as fits. Of restarted sums that are not promoted, a slice's of all
+        slabs."""
         if not self.promoted:
-            return 0
+            return self.slabs if self.restarts else 0
         if self.alternates:
             return self.config.design.partial_sets
         if self.overlapped:
@@ -154,8 +154,8 @@ class Facts:
 
     @property
     def accumulator_registers(self) -> int:
-        """Registers of a thread for the sums of a tile, and for partial ones."""
-        return (self.slabs + self.partials) * self.unit_registers
+        """Registers of a thread for the sums of a tile, of a slice where these are promoted, and for partial ones."""
+        return (self.slabs * (2 if self.sums_slices else 1) + self.partials) * self.unit_registers
 
     @property
     def factors_ahead(self) -> bool:
@@ -242,6 +242,11 @@ class Facts:
     def restarts(self) -> bool:
         """Whether one CTA sums a tile's slices of K one after the other, each from zero, and adds them in registers."""
         return self.config.design.tile_scheduler is TileScheduler.RESTARTED
+
+    @property
+    def sums_slices(self) -> bool:
+        """Whether a slice's promoted sums are kept apart from those of the slices before it."""
+        return self.restarts and self.promoted
 
     @property
     def slice_step(self) -> int:

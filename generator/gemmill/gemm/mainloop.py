@@ -53,6 +53,8 @@ class Mainloop:
     of a slice, slab by slab."""
     factors: list
     """Scales of each partial sum."""
+    before: list
+    """Where slices of promoted sums are restarted: those of the slices before, slab by slab."""
 
 
 @cute.jit
@@ -88,16 +90,24 @@ def accumulate_slices(
 
     Slices are those that CTAs of the divided schedulers take, and an empty one adds nothing, so that the bits are theirs.
     """
+    totals, of_slice = (loop.before, loop.sums) if plan.sums_slices else (loop.sums, loop.partials)
     for slab in cutlass.range_constexpr(plan.slabs):
-        loop.sums[slab].fill(0)
+        totals[slab].fill(0)
     first = Int32(0)
     for s in cutlass.range(slices, unroll=1):
         last = steps_before(plan, count, s + 1, slices)
         if last > first:
+            if cutlass.const_expr(plan.sums_slices):
+                for slab in cutlass.range_constexpr(plan.slabs):
+                    of_slice[slab].fill(0)
             multiply_steps(plan, loop, done + first, last - first, place, None, None)
             for slab in cutlass.range_constexpr(plan.slabs):
-                add(loop.sums[slab], loop.partials[slab])
+                add(totals[slab], of_slice[slab])
         first = last
+    if cutlass.const_expr(plan.sums_slices):
+        for slab in cutlass.range_constexpr(plan.slabs):
+            for i in cutlass.range_constexpr(cute.size(totals[slab])):
+                loop.sums[slab][i] = totals[slab][i]
 
 
 @cute.jit
@@ -292,7 +302,8 @@ def finish_behind(
     meanwhile: cutlass.Constexpr,
 ):
     """Promotes the last K step, which is in set `turn`."""
-    meanwhile(0)
+    if cutlass.const_expr(plan.meets_end):
+        meanwhile(0)
     warpgroup.wait_group(0)
     loop.pipeline.consumer_release(state)
     promote(plan, loop, 0, turn, turn, place)

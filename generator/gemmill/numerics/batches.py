@@ -30,8 +30,6 @@ POOL = 509
 """Rows of a subject: a prime that is no other size of a call, so that it identifies the dimension of rows."""
 TILE_ROWS = 128
 """Rows to whose multiples block-scaled formats pad their scales."""
-BATCHES = 24
-"""Random batches of each subject."""
 FRUITLESS = 20
 """Subjects without a single call after which the run leaves a family out."""
 MOST_DIFFERENT = 20
@@ -73,10 +71,13 @@ class Limits:
     seconds: float | None
     most_rows: int
     most_columns: int
+    batches: int
+    """Random batches of each subject."""
 
 
-ON_GPU = {"most_rows": 4096, "most_columns": 8192}
-ON_CPU = {"most_rows": 64, "most_columns": 256}
+ON_GPU = {"most_rows": 4096, "most_columns": 8192, "batches": 96}
+"""A subject's operands take longer than a batch of it."""
+ON_CPU = {"most_rows": 64, "most_columns": 256, "batches": 24}
 
 
 class _LeftOut(Exception):  # noqa: N818  (it is no error)
@@ -241,13 +242,14 @@ class Campaign:
     def _draw(self, subject: Subject) -> None:
         rng, device = self._rng, torch.device(self._device)
         others = self._of_one_order(subject)
-        for _ in range(BATCHES):
+        for _ in range(self._limits.batches):
             count = min(self._limits.most_rows, int((self._limits.most_rows + 1) ** rng.random()))
-            rows = torch.tensor([rng.randrange(POOL) for _ in range(count)], dtype=torch.int64, device=device)
+            of_batch = torch.Generator("cpu").manual_seed(rng.getrandbits(63))
+            rows = torch.randint(POOL, (count,), generator=of_batch, dtype=torch.int64, device="cpu").to(device)
             if subject.by_expert:
                 rows = rows.sort().values
-            is_poisoned = torch.tensor([rng.random() < 0.25 for _ in range(count)], dtype=torch.bool, device=device)
-            places, kept = is_poisoned.nonzero().flatten(), (~is_poisoned).nonzero().flatten()
+            is_poisoned = torch.rand(count, generator=of_batch, dtype=torch.float32, device="cpu") < 0.25
+            places, kept = (x.nonzero().flatten().to(device) for x in (is_poisoned, ~is_poisoned))
             poison = rng.choice(_POISONS) if rng.random() < 0.5 and len(kept) else None
             if poison is None:
                 places, kept = places[:0], torch.arange(count, dtype=torch.int64, device=device)

@@ -24,6 +24,9 @@ from gemmill.runtime.variant_table import TunedRow, VariantTable
 
 ROWS = tuple(1 << i for i in range(13))
 """The bucketed sizes, 1 to 4096, over which an order's expected loss is the geometric mean."""
+FEW_ROWS, MANY_WEIGHT = 128, 0.6
+"""Sizes above FEW_ROWS have this part of the mean's weight between them: there the loss that is allowed is half as large
+(docs/notes/tables.md)."""
 
 ASKED = "batch invariance is asked for"
 """Words in every refusal under the contract."""
@@ -157,7 +160,8 @@ class Invariance:
         able = [order for order in found if all(order in ratios for ratios in times.values())]
         if not able:
             return None
-        losses = {order: statistics.geometric_mean(ratios[order] for ratios in times.values()) for order in able}
+        mean = statistics.geometric_mean if tuning.across else _mean_over_rows
+        losses = {order: mean([ratios[order] for ratios in times.values()]) for order in able}
         best = min(able, key=lambda order: (losses[order], str(order)))
         worst = max(times, key=lambda batch: times[batch][best])
         return Held(
@@ -262,6 +266,13 @@ def _whole(call: ShapedCall) -> ShapedCall:
         return call
     sizes = tuning.named(call.sizes) | {tuning.chunks.size: tuning.chunks.whole}
     return replace(call, sizes=tuning.ordered(sizes))
+
+
+def _mean_over_rows(ratios: Sequence[float]) -> float:
+    """The geometric mean of ratios at ROWS, of which those above FEW_ROWS have MANY_WEIGHT."""
+    few = sum(rows <= FEW_ROWS for rows in ROWS)
+    parts = statistics.geometric_mean(ratios[:few]), statistics.geometric_mean(ratios[few:])
+    return float(parts[0] ** (1 - MANY_WEIGHT) * parts[1] ** MANY_WEIGHT)
 
 
 def _summed(call: ShapedCall) -> int:

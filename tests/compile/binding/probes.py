@@ -36,7 +36,7 @@ from gemmill.runtime.packed import packed_call
 from gemmill.runtime.schemas import OPS
 from gemmill.space.names import symbol_of, to_name
 from gemmill.space.selections import select
-from gemmill.vocab import Arch, DType, ScaleLayout
+from gemmill.vocab import Arch, DType, ScaleLayout, TileScheduler
 
 pytest.register_assert_rewrite("compile.binding.drawn")
 _HERE = Path(__file__).parent
@@ -154,14 +154,15 @@ class Probe:
 
 
 def some_configs() -> tuple[Config, ...]:
-    """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and
-    quantisation kernels of bf16, all of compressed caches, sparse GEMMs and fused experts, of grouped and gated GEMMs
-    those of the sweep: so every class of GEMMs has a variant, and every other op one that takes all that it may be given. Of nvcc's
-    those that want scales of A by columns."""
+    """The smoke selection, and of the default one every launch of the same kernels, all GEMMs with scales in groups and some
+    of bf16 whose slices of K meet in memory, quantisation kernels of bf16, all of compressed caches, sparse GEMMs and fused experts, of
+    grouped and gated GEMMs those of the sweep: so every class of GEMMs has a variant, and every other op one that takes all that it may be
+    given. Of nvcc's those that want scales of A by columns."""
     smoke, default = (select(name).configs for name in ("smoke", "default"))
     kernels = {config.compiled for config in smoke}
     same_kernels = [config for config in default if config.compiled in kernels]
-    grouped = [config for config in REGISTRY.configs_of(scaled_mm.NAME, default) if config.operands.group_size]
+    gemms = REGISTRY.configs_of(scaled_mm.NAME, default)
+    grouped = [config for config in gemms if config.operands.group_size or _joins_in_memory(config)]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
     of_experts = list(moe_selections.default(Arch.SM90A))
@@ -172,6 +173,11 @@ def some_configs() -> tuple[Config, ...]:
     by_columns = [config for config in alone if config.operands.scale_layout is ScaleLayout.MN_MAJOR]
     others = [*of_bf16, *of_caches, *of_experts, *of_gates, *of_sparse, *of_layers]
     return tuple(dict.fromkeys([*smoke, *same_kernels, *grouped, *by_columns, *others]))
+
+
+def _joins_in_memory(config: Config) -> bool:
+    of_bf16 = config.operand_dtype is DType.BF16 and config.launch.splits == 4
+    return of_bf16 and config.design.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL
 
 
 def objects_of_the_binding(folder: Path) -> list[Path]:

@@ -244,8 +244,13 @@ EXAMPLES = [
     ),
     (
         "restarted_sums",
-        RESTARTED | {"accumulation": Accumulation.PROMOTED},
-        "restarted adds slices of sums that stay in the tensor core, these are promoted",
+        RESTARTED | {"a_dtype": DType.S8, "accumulation": Accumulation.EXACT},
+        "restarted is for sums that depend on their order, these are exact",
+    ),
+    (
+        "accumulators_fit",
+        RESTARTED | GROUPED | {"tile_shape_mnk": (128, 192, 128)},
+        "tile 128x192 needs 288 accumulator registers a thread of 192",
     ),
     (
         "accumulators_fit",

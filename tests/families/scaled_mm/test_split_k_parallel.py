@@ -154,3 +154,29 @@ def test_a_kernel_deals_k_as_one_of_twice_its_depth(slices: int) -> None:
         assert [min(steps_before(many, steps_of_many, s, slices) * 128, k) for s in range(slices + 1)] == [
             min(end, k) for end in ends
         ]
+
+
+@pytest.mark.parametrize(
+    ("tile", "schedule", "partials", "registers", "behind"),
+    [
+        ((128, 128, 128), KernelSchedule.COOPERATIVE, 1, 192, False),
+        ((128, 64, 128), KernelSchedule.COOPERATIVE, 2, 128, True),
+        ((64, 64, 128), KernelSchedule.BASIC, 2, 128, True),
+        ((256, 64, 128), KernelSchedule.COOPERATIVE, 2, 192, False),
+    ],
+)
+def test_restarted_sums_of_groups_have_registers_of_a_slice_and_of_those_before(
+    tile: tuple[int, int, int], schedule: KernelSchedule, partials: int, registers: int, behind: bool
+) -> None:
+    """Next to the partial sums, of which two sets overlap where all fit."""
+    plan = Plan(
+        config(
+            group_size=128,
+            tile_scheduler=TileScheduler.RESTARTED,
+            tile_shape_mnk=tile,
+            kernel_schedule=schedule,
+            slice_step=256,
+        )
+    )
+    assert plan.sums_slices and not plan.meets_end
+    assert (plan.partials, plan.accumulator_registers, plan.overlapped) == (partials, registers, behind)

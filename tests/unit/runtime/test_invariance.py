@@ -13,11 +13,12 @@ from gemmill.manifest import KernelEntry
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding
 from gemmill.runtime.choosing import Trust
-from gemmill.runtime.invariance import ROWS, Invariance, order_of
+from gemmill.runtime.invariance import ROWS, Invariance, _mean_over_rows, order_of
 from gemmill.runtime.select import select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.names import symbol_of, to_name
+from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
 
 SM_COUNT = 132
@@ -106,6 +107,27 @@ def test_slices_have_one_order_in_a_cluster_in_memory_and_in_registers():
     assert str(found[TileScheduler.RESTARTED, 4]) == (
         "wgmma to f32, 4 slices of whole 128 joined in float32, in the order of K"
     )
+
+
+@pytest.mark.parametrize("n", [576, 768, 1344])
+def test_scales_in_groups_have_an_order_of_slices_for_few_rows_and_many(gemms, n: int):
+    """At few columns and a long K one slice takes several times as long (docs/invariance.md)."""
+    table, invariance = gemms
+    call = workload_of("fp8_groups", {"m": 4, "n": n, "k": 32256}).call
+    held = invariance.held(call)
+    assert held is not None and held.order.slices > 1 and held.order.promoted_k == 128
+    assert held.loss < 0.05 and held.worst < 0.25
+    chosen = {m: select(table, replace(call, sizes=(m, n, 32256)), SM_COUNT, None, invariance).entry for m in (1, 4096)}
+    designs = {m: entry.config.design for m, entry in chosen.items()}
+    assert designs[1].tile_scheduler is TileScheduler.SPLIT_K
+    assert designs[4096].tile_scheduler is TileScheduler.RESTARTED
+
+
+def test_rows_above_128_have_three_fifths_of_the_weight():
+    """Whatever their number: a loss of 2 there and of 1 elsewhere is 2^0.6."""
+    ratios = [1.0 if rows <= 128 else 2.0 for rows in ROWS]
+    assert _mean_over_rows(ratios) == pytest.approx(2**0.6, rel=1e-12)
+    assert _mean_over_rows([3.0] * len(ROWS)) == pytest.approx(3, rel=1e-12)
 
 
 def bounds(order: Order, length: int) -> list[int]:

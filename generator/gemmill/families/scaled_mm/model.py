@@ -287,12 +287,12 @@ def times_of(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Times:
     fetched = t.memory / (t.fetchers * c.fetched_bytes)
     memory = t.memory / c.memory_bytes
     joined = do.root(do.root(_fourth(body) + _fourth(pipeline) + _fourth(l2) + _fourth(fetched) + _fourth(memory)))
-    slices = t.waves * do.pick(v.meets == IN_CLUSTER, c.meeting + c.meeting_element * tile_elements, 0.0)
-    restarts = t.waves * do.pick(v.meets == IN_REGISTERS, v.splits * c.restarting_element * tile_elements, 0.0)
+    met = do.pick(v.meets == IN_CLUSTER, c.meeting + c.meeting_element * tile_elements, 0.0)
+    restarted = do.pick(v.meets == IN_REGISTERS, v.splits * c.restarting_element * tile_elements, 0.0)
     in_memory = (v.splits > 1) & (v.meets == IN_MEMORY)
+    waited_for = do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
     # In a later wave CTAs of a tile begin at different times, and wait the longer for one another.
-    waits = t.waves * t.waves
-    slices = slices + restarts + waits * do.pick(in_memory, c.joining + c.joining_element * tile_elements, 0.0)
+    slices = t.waves * met + t.waves * restarted + t.waves * t.waves * waited_for
     total = (c.begin + joined + slices) * (v.cost_permille / 1000.0)
     return Times(multiplied, stored, pipeline, l2, fetched, memory, total)
 

@@ -36,7 +36,9 @@ S8_GROUPS = "sm90a_cutedsl_s8_s8_s32_bf16_scaledbias_groupblock128strided_t128x1
 GROUPS_32 = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock32strided_t128x128x128_c2x1x1_cooperative_promoted_persistent_ab_sauto_a16b16d8"
 NARROW_32 = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock32strided_t64x64x128_c1x1x1_basic_promoted_persistent_swapab_sauto_a16b16d8"
 FOURS_32 = NARROW_32.replace("sauto", "sauto_p4")
-NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS, GROUPS_32, NARROW_32, FOURS_32]
+RESTARTED = "sm90a_cutedsl_e4m3_e4m3_f32_bf16_scaledbias_groupblock128strided_t128x64x128_c2x1x1_cooperative_promoted_restarted_ab_sauto_d256_a16b16d8"
+WIDE_RESTARTED = RESTARTED.replace("t128x64", "t128x128")
+NAMES = [FAST, SWAPPED, SPLIT, PROMOTED, PLAIN, S8_GROUPS, GROUPS_32, NARROW_32, FOURS_32, RESTARTED, WIDE_RESTARTED]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,8 @@ def sass(exported: Path, name: str, toolchain: ToolchainPaths, tmp_path: Path) -
         (GROUPS_32, ("QGMMA.64x128x32", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
         (NARROW_32, ("QGMMA.64x64x32", "UTMALDG.2D", "UTMASTG", "STSM.16.MT88")),
         (FOURS_32, ("QGMMA.64x64x32", "WARPGROUP.DEPBAR.LE gsb0, 0x3")),  # three are multiplied while one is promoted
+        (RESTARTED, ("QGMMA.64x64x32", "WARPGROUP.DEPBAR.LE gsb0, 0x1", "FADD", "UTMASTG")),
+        (WIDE_RESTARTED, ("QGMMA.64x128x32", "FADD", "UTMASTG", "USETMAXREG")),
         (S8_GROUPS, ("IGMMA.64x128x32", "I2F", "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG")),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.cases.latent_calls import LatentCase, of_latent_config
-from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
+from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal, stored
 from gemmill.families.kv_cache.cases.packed_calls import (
     MANY,
     AttendCase,
@@ -214,12 +214,11 @@ class DecodeCase(OfPages):
         """Store tokens of normally distributed keys and values. Return the page table."""
         random = torch.Generator().manual_seed(sum(self.lengths))
         table = torch.randperm(batch * widest, generator=random, dtype=torch.int64, device="cpu").reshape(batch, widest)
-        for row, length in enumerate(self.lengths):
-            tokens = torch.arange(length, dtype=torch.int64, device="cpu")
-            slots = table[row, tokens // self.page] * self.page + tokens % self.page
-            keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+        vector = self.kv_heads, self.head_dim
+        for slots, (keys, values) in stored(self.lengths, table, self.page, (2,), vector, cache.device):
             values = values[..., : self.spec.values.head_dim]
             write(cache, self.spec, keys, values, slots.to(cache.device), torch.float32)
+        for row, length in enumerate(self.lengths):
             table[row, -(-length // self.page) :] = 10**6
         return table
 

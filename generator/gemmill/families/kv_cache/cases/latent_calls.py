@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
+from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal, stored
 from gemmill.families.kv_cache.config import KvCacheConfig
 from gemmill.families.kv_cache.formats import PAGE_SIZES
 from gemmill.families.kv_cache.latent import LATENT_DIM, ROTARY_DIM, TOKEN_BYTES, latent_spec
@@ -71,12 +71,11 @@ class LatentCase(MadeCall):
         order = torch.randperm(cache.shape[0], generator=random, dtype=torch.int64, device="cpu")
         table, spec = order.reshape(len(self.lengths), widest), latent_spec(self.format, SEED)
         latents, rotary = parts_of(cache, dtype)
-        for row, length in enumerate(self.lengths):
-            tokens = torch.arange(length, dtype=torch.int64, device="cpu")
-            where = table[row, tokens // self.page].to(cache.device), (tokens % self.page).to(cache.device)
-            x = normal((length, LATENT_DIM + ROTARY_DIM), DType.F32, cache.device, seed=row)
+        for slots, x in stored(self.lengths, table, self.page, (), (LATENT_DIM + ROTARY_DIM,), cache.device):
+            where = (slots // self.page).to(cache.device), (slots % self.page).to(cache.device)
             latents[where] = to_bytes(compress(x[:, :LATENT_DIM], spec, torch.float32), spec)
             rotary[where] = x[:, LATENT_DIM:].to(dtype)
+        for row, length in enumerate(self.lengths):
             table[row, -(-length // self.page) :] = 10**6
         return table
 

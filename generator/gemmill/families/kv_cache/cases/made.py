@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from gemmill.vocab import DType
 
 SEED = 3
 POISON = 0xA5
+_TOKENS_AT_A_TIME = 8192
 
 
 class Kept(NamedTuple):
@@ -91,6 +93,31 @@ def normal(shape: tuple[int, ...], dtype: DType, device: torch.device | str, see
         return torch.empty(shape, dtype=as_torch, device=device)
     random = torch.Generator(device).manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=random, device=device, dtype=torch.float32).to(as_torch)
+
+
+def stored(
+    lengths: Sequence[int],
+    table: Tensor,
+    page: int,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    device: torch.device | str,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The slots, whole numbers [tokens] in CPU memory, and values f32 [*before, tokens, *after], normally distributed, of
+    sequences: of many at a time, since compression of a few tokens takes as long. `table` has their pages, whole numbers
+    [sequences, pages]."""
+    first = 0
+    while first < len(lengths):
+        end, tokens = first + 1, lengths[first]
+        while end < len(lengths) and tokens + lengths[end] <= _TOKENS_AT_A_TIME:
+            tokens += lengths[end]
+            end += 1
+        rows = range(first, end)
+        places = [torch.arange(lengths[row], dtype=torch.int64, device="cpu") for row in rows]
+        slots = [table[row, at // page] * page + at % page for row, at in zip(rows, places, strict=True)]
+        values = [normal((*before, lengths[row], *after), DType.F32, device, seed=row) for row in rows]
+        yield torch.cat(slots), torch.cat(values, len(before))
+        first = end
 
 
 def copied(value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal
+from gemmill.families.kv_cache.cases.made import POISON, SEED, MadeCall, normal, stored
 from gemmill.families.kv_cache.config import COMMON_HEAD_DIM, COMPILED, KernelKind, KvCacheConfig, Slots
 from gemmill.families.kv_cache.formats import RotationKind, VectorSpec
 from gemmill.families.kv_cache.packed import (
@@ -242,10 +242,9 @@ class AttendCase(MadeCall):
 
     def _fill(self, cache: Tensor, table: Tensor, page: int, specs: Sequence[VectorSpec]) -> None:
         key = specs[0].format.size(self.head_dim)
-        for row, length in enumerate(self.lengths):
-            tokens = torch.arange(length, dtype=torch.int64, device="cpu")
-            where = table[row, tokens // page].to(cache.device), (tokens % page).to(cache.device)
-            keys, values = normal((2, length, self.kv_heads, self.head_dim), DType.F32, cache.device, seed=row)
+        vector = self.kv_heads, self.head_dim
+        for slots, (keys, values) in stored(self.lengths, table, page, (2,), vector, cache.device):
+            where = (slots // page).to(cache.device), (slots % page).to(cache.device)
             cache[(*where, slice(None), slice(None, key))] = to_bytes(compress(keys, specs[0]), specs[0])
             end = key + specs[1].format.size(self.head_dim)
             cache[(*where, slice(None), slice(key, end))] = to_bytes(compress(values, specs[1]), specs[1])

@@ -162,15 +162,15 @@ def few_rows(config: KernelConfig) -> Iterator[str]:
 
 
 def restarted_sums(config: KernelConfig) -> Iterator[str]:
-    """The tensor core's accumulator holds one slice's sums, registers those of the slices before. Groups that take turns
-    would wait for each other at every slice."""
+    """A slice's sums are held apart from those of the slices before. Groups that take turns would wait for each other at every
+    slice."""
     s = config.design
     if s.tile_scheduler is not TileScheduler.RESTARTED:
         return
     if s.kernel_schedule not in (KernelSchedule.COOPERATIVE, KernelSchedule.BASIC):
         yield f"{s.tile_scheduler} runs with the cooperative or basic schedule, not {s.kernel_schedule}"
-    if s.accumulation is not Accumulation.FAST:
-        yield f"{s.tile_scheduler} adds slices of sums that stay in the tensor core, these are {s.accumulation}"
+    if s.accumulation is Accumulation.EXACT and not config.operands.group_size:
+        yield f"{s.tile_scheduler} is for sums that depend on their order, these are {s.accumulation}"
 
 
 def slice_step(config: KernelConfig) -> Iterator[str]:
