@@ -5,6 +5,8 @@
     tools/five_minutes.py            of the build that serves, for which it writes both wheels first
     tools/five_minutes.py --all      with the verbs, and a tiny model that is converted, generates, is saved and loaded
     tools/five_minutes.py --model    the layer and that model alone
+    tools/five_minutes.py --all --find-links FOLDER dist/*.whl
+                                     without an index: gemmill[tune], with wheels in FOLDER of packages that this interpreter lacks
 
 One wheel with everything will do as well. Each step is a process of an empty environment with the wheels and the packages of
 this interpreter, torch among them, but not this checkout. Without a GPU layers run the reference, and `tune` is dry. Where vLLM
@@ -114,6 +116,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where wheels that it writes stay")
     parser.add_argument("--all", action="store_true", help="verbs and a tiny model too: minutes without a GPU")
     parser.add_argument("--model", action="store_true", help="the layer and a tiny model alone; needs transformers")
+    parser.add_argument(
+        "--find-links", type=Path, metavar="FOLDER", help="of wheels, from which pip takes what is missing"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gemmill-five-minutes-") as folder:
         begun = time.perf_counter()
@@ -125,7 +130,7 @@ def main() -> None:
         python = _made(Path(folder) / "environment")
         there = _environment(Path(folder) / "home")
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-        took = _step("install", [*pip, "--no-deps", "--no-index", *wheels])
+        took = _step("install", [*pip, "--no-index", *_asked(wheels, given.find_links)])
         took += _step("layer", [python, "-c", LAYER], there)
         print(f"from pip to the first kernel's call: {took:.1f} s")
         if given.model:
@@ -136,6 +141,14 @@ def main() -> None:
                 _use(Path(folder), python, there)
             _step("plugins", [python, "-c", PLUGINS, ROOT / "tests"], there)
         print(f"done in {time.perf_counter() - begun:.0f} s")
+
+
+def _asked(wheels: list[Path], find_links: Path | None) -> list[object]:
+    """Arguments of pip: the wheels alone, or with the requirements of gemmill[tune] from a folder."""
+    if find_links is None:
+        return ["--no-deps", *wheels]
+    extra = [f"gemmill[tune] @ {path.as_uri()}" if path.name.startswith("gemmill-") else path for path in wheels]
+    return ["--find-links", find_links.resolve(), *extra]
 
 
 def _written(folder: Path) -> list[Path]:

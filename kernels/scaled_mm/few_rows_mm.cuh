@@ -83,30 +83,13 @@ struct FewRowsMm : SplitKMm<Element_, Accumulator, Output_, tile_n, tile_m, tile
     int const rank = cute::block_rank_in_cluster(), splits = cute::cluster_shape().x;
     Walk walk(params, rank, splits);
 
-    if (threadIdx.x == kConsumers) {
-      cute::prefetch_tma_descriptor(&params.weights);
-      cute::prefetch_tma_descriptor(&params.tokens);
-      for (int i = 0; i < stages; ++i) {
-        storage.ring.full[i].init(grouped ? 33 : 1);  // the thread that loads operands, and the warp that loads scales
-        storage.ring.empty[i].init(kConsumers / 32);
-      }
-      cutlass::arch::fence_barrier_init();
-    }
-    __syncthreads();
-    cutlass::arch::launch_dependent_grids();
-
+    Base::prepare(params, storage.ring, grouped ? 33 : 1);  // the thread that loads operands, and the warp that loads scales
     if (threadIdx.x >= kConsumers) {
       if (threadIdx.x == kConsumers) load_operands(params, storage.ring, walk);
       if constexpr (grouped) {
         if (threadIdx.x >= kConsumers + 32) load_scales(params, storage, walk);
       }
-      __syncwarp();
-      if (splits > 1) {  // the two meetings of the cluster in `store`
-        cute::cluster_arrive_relaxed();
-        cute::cluster_wait();
-        cute::cluster_arrive_relaxed();
-        cute::cluster_wait();
-      }
+      Base::meet_consumers(splits);
       return;
     }
     for (State state; walk.has(); walk.next()) {

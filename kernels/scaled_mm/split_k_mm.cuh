@@ -104,31 +104,40 @@ struct SplitKMm {
     int const m0 = min(static_cast<int>(tile % tiles_m) * tile_m, max(params.m - tile_m, 0));
     Slice const slice(params.k, rank, splits);
 
+    prepare(params, storage, 1);
+    if (threadIdx.x >= kConsumers) {
+      if (threadIdx.x == kConsumers) produce(params, storage, slice, n0, m0);
+      meet_consumers(splits);
+      return;
+    }
+    auto sums = consume(storage, slice);
+    store(params, reinterpret_cast<Accumulator*>(&storage), sums, rank, splits, n0, m0);
+  }
+
+  // Before any load: descriptors, and barriers of which `producers` threads fill a stage.
+  __device__ static void prepare(Params const& params, SharedStorage& storage, int producers) {
     if (threadIdx.x == kConsumers) {
       cute::prefetch_tma_descriptor(&params.weights);
       cute::prefetch_tma_descriptor(&params.tokens);
       for (int i = 0; i < stages; ++i) {
-        storage.full[i].init(1);
+        storage.full[i].init(producers);
         storage.empty[i].init(kConsumers / 32);
       }
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     cutlass::arch::launch_dependent_grids();
+  }
 
-    if (threadIdx.x >= kConsumers) {
-      if (threadIdx.x == kConsumers) produce(params, storage, slice, n0, m0);
-      __syncwarp();
-      if (splits > 1) {  // the two meetings of the cluster in `store`
-        cute::cluster_arrive_relaxed();
-        cute::cluster_wait();
-        cute::cluster_arrive_relaxed();
-        cute::cluster_wait();
-      }
-      return;
+  // A loading warp's part of the two meetings of the cluster in `store`.
+  __device__ static void meet_consumers(int splits) {
+    __syncwarp();
+    if (splits > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
     }
-    auto sums = consume(storage, slice);
-    store(params, reinterpret_cast<Accumulator*>(&storage), sums, rank, splits, n0, m0);
   }
 
   __device__ static void produce(Params const& params, SharedStorage& storage, Slice const& slice, int n0, int m0) {

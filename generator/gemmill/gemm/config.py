@@ -12,6 +12,7 @@ from gemmill.vocab import (
     DType,
     EpilogueKind,
     KernelSchedule,
+    MainLoop,
     ScaleGranularity,
     ScaleGroups,
     ScaleLayout,
@@ -85,6 +86,7 @@ class Design:
     kernel_schedule: KernelSchedule
     accumulation: Accumulation
     tile_scheduler: TileScheduler = TileScheduler.PERSISTENT
+    main_loop: MainLoop = MainLoop.STANDARD
     swap_ab: bool = False
     """Whether the kernel computes the transpose: B's columns fill the tensor core's 64 rows, so that a small M wastes
     nothing.

@@ -11,5 +11,5 @@ from gemmill.vocab.scale import (
     ScaleLayout,
     scale_groups_of,
 )
-from gemmill.vocab.schedule import Accumulation, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab.schedule import Accumulation, EpilogueKind, KernelSchedule, MainLoop, RasterOrder, TileScheduler
 from gemmill.vocab.status import OK, Status

@@ -21,6 +21,15 @@ class KernelSchedule(StrEnum):
         return self is not KernelSchedule.MMA_SYNC
 
 
+class MainLoop(StrEnum):
+    """Whose loop over K a GEMM's kernel has."""
+
+    STANDARD = "standard"
+    """the one that goes with backend, schedule and scheduler: of CUTLASS's collectives, the CuTe DSL's body, or a hand-written one"""
+    FEW_ROWS = "fewrows"
+    """the hand-written one for a small M: CTAs walk over tiles, with sums in memory of their own; scales may come in groups"""
+
+
 class Accumulation(StrEnum):
     """The treatment of partial sums of FP8 products on Hopper's tensor core, which keeps 13 bits below the largest
     (FP22).

@@ -12,6 +12,7 @@ from gemmill.vocab import (
     DType,
     EpilogueKind,
     KernelSchedule,
+    MainLoop,
     RasterOrder,
     ScaleGranularity,
     ScaleLayout,
@@ -35,7 +36,11 @@ SPLIT_K = {
     "stages": 4,
 }
 DSL = {"backend": Backend.CUTEDSL}
-FEW_ROWS = SPLIT_K | {"tile_scheduler": TileScheduler.PERSISTENT}
+FEW_ROWS = SPLIT_K | {"tile_scheduler": TileScheduler.PERSISTENT, "main_loop": MainLoop.FEW_ROWS}
+GROUPS_OF_FEW_ROWS = SPLIT_K | GROUPED | {"main_loop": MainLoop.FEW_ROWS}
+FEW_ROWS_NEEDS = (
+    "the kernel of few rows takes swap_ab, a number of stages, and the scheduler persistent, of scales in groups splitk"
+)
 PARALLEL = DSL | {"tile_scheduler": TileScheduler.SPLIT_K_PARALLEL, "kernel_schedule": KernelSchedule.COOPERATIVE}
 RESTARTED = PARALLEL | {"tile_scheduler": TileScheduler.RESTARTED}
 SPLIT_K_TAKES = (
@@ -313,20 +318,38 @@ EXAMPLES = [
         FEW_ROWS | {"accumulation": Accumulation.PROMOTED},
         "accumulation promoted without scales in groups: split_k promotes sums of few rows",
     ),
+    ("few_rows", FEW_ROWS | {"swap_ab": False}, FEW_ROWS_NEEDS),
+    ("few_rows", FEW_ROWS | {"stages": None}, FEW_ROWS_NEEDS),
+    ("few_rows", FEW_ROWS | {"tile_scheduler": TileScheduler.SPLIT_K}, FEW_ROWS_NEEDS),
+    (
+        "few_rows",
+        FEW_ROWS | {"backend": Backend.CUTEDSL},
+        "the kernel of few rows is hand-written for sm90a, in place of cutlass's: cutedsl on sm90a has none",
+    ),
+    (
+        "stages_fit",
+        FEW_ROWS | {"stages": 12},
+        "12 stages, scales and sums of the kernel of few rows have 252928 bytes of 232448",
+    ),
+    (
+        "stages_fit",
+        GROUPS_OF_FEW_ROWS | {"stages": 11},
+        "11 stages, scales and sums of the kernel of few rows have 233472 bytes of 232448",
+    ),
     (
         "few_rows_in_groups",
-        SPLIT_K | COLLECTIVE,
+        GROUPS_OF_FEW_ROWS | COLLECTIVE,
         "scales mnmajor of e4m3 and of B in a block: the kernel of few rows reads strided ones of e4m3 in blocks",
     ),
     (
         "few_rows_in_groups",
-        SPLIT_K | GROUPED | {"group_size": 64},
+        GROUPS_OF_FEW_ROWS | {"group_size": 64},
         "groups of 64 with a tile of 64 columns of B and depth 256: the kernel of few rows takes groups of 128, up to 128 columns, "
         "and a depth of whole groups",
     ),
     (
         "accumulators_fit",
-        SPLIT_K | GROUPED | {"tile_shape_mnk": (64, 144, 256), "stages": 2},
+        GROUPS_OF_FEW_ROWS | {"tile_shape_mnk": (64, 144, 256), "stages": 2},
         "tile 64x144 needs 216 accumulator registers a thread of 208",
     ),
     (
@@ -471,8 +494,9 @@ def test_every_rule_states_its_hardware_reason(rule) -> None:
         {"tile_shape_mnk": (128, 256, 128), "cluster_shape_mnk": (2, 4, 1)},
         SPLIT_K,
         SPLIT_K | {"splits": 8},
-        SPLIT_K | GROUPED | {"splits": 8},
+        GROUPS_OF_FEW_ROWS | {"splits": 8},
         FEW_ROWS,
+        FEW_ROWS | {"stages": 11},
         FEW_ROWS
         | {"a_dtype": DType.S8, "kernel_schedule": KernelSchedule.COOPERATIVE, "tile_shape_mnk": (128, 128, 128)},
         {"stages": 6},

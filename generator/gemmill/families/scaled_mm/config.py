@@ -6,7 +6,7 @@ from typing import Self
 from gemmill.family import OfOperands
 from gemmill.gemm.config import ACCUMULATOR_OF, GROUPED, RESULTS_OF, Design, Operands, steps_of
 from gemmill.gemm.traced import Traced
-from gemmill.vocab import Arch, Backend, DType, EpilogueKind, RasterOrder, TileScheduler
+from gemmill.vocab import Arch, Backend, DType, EpilogueKind, RasterOrder
 
 __all__ = ["ACCUMULATOR_OF", "GROUPED", "RESULTS_OF", "Design", "KernelConfig", "Launch", "Operands"]
 
@@ -48,17 +48,6 @@ class KernelConfig(OfOperands):
     def traced(self) -> Traced:
         """The steps of the epilogue."""
         return steps_of(self.operands, self.epilogue)
-
-    @property
-    def walks_few_rows(self) -> bool:
-        """Whether its kernel is kernels/scaled_mm/few_rows_mm.cuh, in place of CUTLASS's collectives, which choose the number of
-        stages themselves, and of split_k_mm.cuh, which has no scales in groups."""
-        s = self.design
-        if self.backend is not Backend.CUTLASS or not s.kernel_schedule.uses_tma or not s.swap_ab or s.stages is None:
-            return False
-        if s.tile_scheduler is TileScheduler.SPLIT_K:
-            return self.group_size > 0
-        return s.tile_scheduler is TileScheduler.PERSISTENT
 
     @property
     def tag(self) -> str:

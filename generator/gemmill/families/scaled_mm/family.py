@@ -15,7 +15,7 @@ from gemmill.family import DslBody, Epilogues, Family, HostCode, Kernels, of_dsl
 from gemmill.gemm.facts import Facts
 from gemmill.gemm.host import host_facts, shared_bytes
 from gemmill.gemm.traced import learn, of_text
-from gemmill.vocab import Backend, KernelSchedule, TileScheduler
+from gemmill.vocab import Backend, KernelSchedule, MainLoop, TileScheduler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-20: a unit's headers and host passes, then each variant
 # built from CUTLASS's collectives, and each that is plain CUDA.
@@ -26,8 +26,12 @@ _DSL_UNIT_SECONDS, _DSL_SECONDS = 2.0, 2.0
 
 def _seconds(config: KernelConfig) -> float:
     schedule = config.design
-    plain = schedule.kernel_schedule is KernelSchedule.MMA_SYNC or schedule.tile_scheduler is TileScheduler.SPLIT_K
-    return _PLAIN_SECONDS if plain or config.walks_few_rows else _COLLECTIVE_SECONDS
+    plain = (
+        schedule.kernel_schedule is KernelSchedule.MMA_SYNC
+        or schedule.tile_scheduler is TileScheduler.SPLIT_K
+        or schedule.main_loop is MainLoop.FEW_ROWS
+    )
+    return _PLAIN_SECONDS if plain else _COLLECTIVE_SECONDS
 
 
 def _host_facts(config: KernelConfig) -> dict[str, int | str]:

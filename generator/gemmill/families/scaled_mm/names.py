@@ -3,7 +3,7 @@
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.own import OwnConfig
 from gemmill.family import Field, Grammar, Spelling, words
-from gemmill.vocab import Backend, RasterOrder, ScaleGranularity, ScaleLayout
+from gemmill.vocab import Backend, MainLoop, RasterOrder, ScaleGranularity, ScaleLayout
 
 _FIELDS = (
     Field("{operands.a_dtype}"),
@@ -23,6 +23,7 @@ _FIELDS = (
     Field("{design.tile_scheduler}"),
     Field("{design.swap_ab}", spelled={"design.swap_ab": words({False: "ab", True: "swapab"})}),
     Field("s{design.stages}"),
+    Field("{design.main_loop}", default=MainLoop.STANDARD),
     Field("d{design.slice_step}", default=None),
     Field("p{design.partial_sets}", default=2),
     Field("a{design.alignment_a}b{design.alignment_b}d{design.alignment_d}"),

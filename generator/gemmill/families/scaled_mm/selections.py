@@ -18,6 +18,7 @@ from gemmill.vocab import (
     DType,
     EpilogueKind,
     KernelSchedule,
+    MainLoop,
     RasterOrder,
     ScaleGranularity,
     ScaleGroups,
@@ -91,6 +92,10 @@ def _split_k(
 ) -> KernelConfig:
     row, scheduler = (tile, (1, 1, 1), schedule), TileScheduler.SPLIT_K
     return _config(gemm, row, swap_ab=True, tile_scheduler=scheduler, stages=stages, launch=Launch(splits=splits))
+
+
+def _few_rows(gemm: Gemm, tile: tuple[int, int, int], schedule: KernelSchedule, stages: int) -> KernelConfig:
+    return _config(gemm, (tile, (1, 1, 1), schedule), swap_ab=True, stages=stages, main_loop=MainLoop.FEW_ROWS)
 
 
 def _gemms(outs: Iterable[DType]) -> Iterator[Gemm]:
@@ -198,9 +203,9 @@ def nvcc(arch: Arch) -> Iterator[KernelConfig]:
     ):
         blocks = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], layout)
         yield _config(blocks, row, launch=Launch(raster_order=raster, swizzle=swizzle))
-    yield from _kernels(
-        _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED), sm90.GROUPS_OF_FEW_ROWS
-    )
+    strided = _in_groups(DType.E4M3, DType.BF16, SCALE_GROUPS[0], ScaleLayout.STRIDED)
+    for config in _kernels(strided, sm90.GROUPS_OF_FEW_ROWS):
+        yield replace(config, design=replace(config.design, main_loop=MainLoop.FEW_ROWS))
     for epilogue in (EpilogueKind.SCALED, EpilogueKind.SCALED_AZP):
         yield _config(_gemm(DType.S8, DType.BF16, epilogue), sm90.CORE.wide[1])
     for built_in in BUILT_IN.values():
@@ -279,8 +284,8 @@ def _kernels(
         yield _config(gemm, row, swap_ab=True)
     for (tile, schedule, stages), splits in product(tables.split_k, sm90.SPLITS):
         yield _split_k(gemm, tile, schedule, stages, splits)
-    for tile, schedule, stages in tables.few_rows:
-        yield _config(gemm, (tile, (1, 1, 1), schedule), swap_ab=True, stages=stages)
+    for few_rows in tables.few_rows:
+        yield _few_rows(gemm, *few_rows)
     for row, (raster, swizzle) in product(tables.wide_transposed, rasters):
         yield _config(gemm, row, swap_ab=True, launch=Launch(raster_order=raster, swizzle=swizzle))
     for row, splits in product(tables.parallel, sm90.PARALLEL_SPLITS):

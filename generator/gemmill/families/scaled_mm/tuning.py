@@ -25,6 +25,7 @@ from gemmill.families.scaled_mm.model import (
     pads_more,
 )
 from gemmill.families.scaled_mm.own import operands_of, with_own
+from gemmill.families.scaled_mm.rules.memory import few_rows_bytes
 from gemmill.families.scaled_mm.sweep import SWEEP, MeasuredOp
 from gemmill.family import Reach, Row, ShapedCall, Tuning
 from gemmill.gemm.facts import Facts as KernelFacts
@@ -37,6 +38,7 @@ from gemmill.vocab import (
     DType,
     EpilogueKind,
     KernelSchedule,
+    MainLoop,
     RasterOrder,
     ScaleLayout,
     TileScheduler,
@@ -95,6 +97,7 @@ def _facts(config: KernelConfig) -> RowFacts:
         tile_m, tile_n = tile_n, tile_m
         cluster_m, cluster_n = cluster_n, cluster_m
     of_cutlass = config.backend is Backend.CUTLASS and s.kernel_schedule.uses_tma
+    few_rows = s.main_loop is MainLoop.FEW_ROWS
     meets = _MEETS.get(s.tile_scheduler, IN_MEMORY)
     return RowFacts(
         raster_order=_RASTER_CODES[launch.raster_order],
@@ -106,7 +109,7 @@ def _facts(config: KernelConfig) -> RowFacts:
         columns=columns,
         sharers_a=cluster_n,
         sharers_b=cluster_m,
-        pads=int(of_cutlass and meets != IN_CLUSTER and not config.walks_few_rows),
+        pads=int(of_cutlass and meets != IN_CLUSTER and not few_rows),
         ctas_of_sm=_ctas_of_sm(config, stage),
         overlaps=int(s.kernel_schedule is KernelSchedule.PINGPONG),
         promotes=_promotions(config),
@@ -117,7 +120,7 @@ def _facts(config: KernelConfig) -> RowFacts:
         partials=max(KernelFacts(config).partials, 1) if config.backend is Backend.CUTEDSL else 1,
         by_turns=int(config.backend is Backend.CUTEDSL and KernelFacts(config).alternates),
         cost_permille=_CUTLASS_PERMILLE
-        if of_cutlass and not config.walks_few_rows
+        if of_cutlass and not few_rows
         else 1000
         if s.kernel_schedule.uses_tma
         else _WITHOUT_TMA_PERMILLE,
@@ -140,9 +143,8 @@ def _ctas_of_sm(config: KernelConfig, stage: int) -> int:
     is_basic = s.kernel_schedule is KernelSchedule.BASIC
     if not s.kernel_schedule.uses_tma:
         return 1
-    if config.walks_few_rows and s.stages is not None:
-        sums = 4 * s.tile_shape_mnk[1] * (s.tile_shape_mnk[0] + 4)
-        return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + sums + 4096)))
+    if s.main_loop is MainLoop.FEW_ROWS:
+        return max(1, min(_MOST_CTAS, (_SHARED_BYTES + 1024) // (few_rows_bytes(config) + 1024)))
     if s.stages is not None and (is_cutlass or is_basic):
         return max(1, min(_MOST_CTAS, _SHARED_BYTES // (stage * s.stages + 4096)))
     if is_basic and is_cutlass:

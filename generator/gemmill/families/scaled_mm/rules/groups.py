@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gemmill.families.scaled_mm.config import KernelConfig
-from gemmill.vocab import Backend, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import Backend, KernelSchedule, MainLoop, ScaleGranularity, ScaleLayout, TileScheduler
 
 TENSOR_CORE_K = 128
 """Elements along K that one step of the group main loops multiplies."""
@@ -14,7 +14,7 @@ def _is_collective(config: KernelConfig) -> bool:
     by_tma = x.group_size > 0 and s.kernel_schedule.uses_tma
     return (
         config.backend is Backend.CUTLASS
-        and not config.walks_few_rows
+        and s.main_loop is MainLoop.STANDARD
         and (by_tma or x.scale_layout is ScaleLayout.MN_MAJOR)
     )
 
@@ -47,7 +47,7 @@ def blockwise_collective(config: KernelConfig) -> Iterator[str]:
 def few_rows_in_groups(config: KernelConfig) -> Iterator[str]:
     """The kernel of few rows reads scales by their strides, one of B for each tile and group."""
     x, (columns, _, k) = config.operands, config.design.tile_shape_mnk
-    if not config.walks_few_rows or not x.group_size:
+    if config.design.main_loop is not MainLoop.FEW_ROWS or not x.group_size:
         return
     if x.scale_layout is not ScaleLayout.STRIDED or x.b_scale is not ScaleGranularity.BLOCK or not x.a_dtype.is_float:
         yield (

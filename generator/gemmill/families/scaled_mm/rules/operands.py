@@ -13,6 +13,7 @@ from gemmill.vocab import (
     Arch,
     Backend,
     DType,
+    MainLoop,
     ScaleGranularity,
     TileScheduler,
 )
@@ -49,7 +50,7 @@ def visitors(config: KernelConfig) -> Iterator[str]:
     s = config.design
     if not _is_visitor(config):
         return
-    if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K or config.walks_few_rows:
+    if not s.kernel_schedule.uses_tma or s.tile_scheduler is TileScheduler.SPLIT_K or s.main_loop is MainLoop.FEW_ROWS:
         yield f"{s.kernel_schedule} with {s.tile_scheduler} is no collective of CUTLASS's: it has no visitors"
 
 

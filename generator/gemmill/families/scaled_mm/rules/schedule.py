@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.gemm import limits
 from gemmill.gemm.facts import Facts
-from gemmill.vocab import Accumulation, Arch, Backend, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    Backend,
+    EpilogueKind,
+    KernelSchedule,
+    MainLoop,
+    RasterOrder,
+    TileScheduler,
+)
 
 WGMMA_ROWS = 64
 WGMMA_MOST_COLUMNS = 256
@@ -68,13 +77,8 @@ def accumulators_fit(config: KernelConfig) -> Iterator[str]:
     else:
         doubled = s.accumulation is Accumulation.PROMOTED or config.operands.group_size
         # The kernel of few rows multiplies all groups of a step before it adds the first.
-        partials = (
-            s.tile_shape_mnk[2] // config.group_size
-            if config.walks_few_rows and config.group_size
-            else 1
-            if doubled
-            else 0
-        )
+        few_rows = s.main_loop is MainLoop.FEW_ROWS and config.group_size
+        partials = s.tile_shape_mnk[2] // config.group_size if few_rows else 1 if doubled else 0
         registers = m * n * (1 + partials) // (128 * CONSUMER_GROUPS[s.kernel_schedule])
         azp = config.epilogue is EpilogueKind.SCALED_AZP_PER_TOKEN
         room = ACCUMULATOR_REGISTERS - (AZP_REGISTERS if azp else 0)
@@ -147,11 +151,16 @@ def split_k(config: KernelConfig) -> Iterator[str]:
 
 
 def few_rows(config: KernelConfig) -> Iterator[str]:
-    """Without split_k the kernel of few rows walks over tiles in one order, each of 64 columns of B a consumer group. It
-    promotes sums only where it scales them."""
+    """The kernel of few rows is written by hand for Hopper. It walks over tiles in one order, of scales in groups by split_k,
+    and has 64 columns of B a consumer group. It promotes sums only where it scales them."""
     launch, s = config.launch, config.design
-    if not config.walks_few_rows or s.tile_scheduler is TileScheduler.SPLIT_K:
+    if s.main_loop is not MainLoop.FEW_ROWS:
         return
+    if config.backend is not Backend.CUTLASS or config.arch is not Arch.SM90A:
+        yield f"the kernel of few rows is hand-written for sm90a, in place of cutlass's: {config.backend} on {config.arch} has none"
+    scheduler = TileScheduler.SPLIT_K if config.group_size else TileScheduler.PERSISTENT
+    if not s.swap_ab or s.stages is None or s.tile_scheduler is not scheduler:
+        yield "the kernel of few rows takes swap_ab, a number of stages, and the scheduler persistent, of scales in groups splitk"
     columns = {KernelSchedule.BASIC: WGMMA_ROWS, KernelSchedule.COOPERATIVE: 2 * WGMMA_ROWS}
     if s.cluster_shape_mnk != (1, 1, 1) or s.tile_shape_mnk[0] != columns.get(s.kernel_schedule):
         yield "the kernel of few rows takes a cluster of 1x1x1, and 64 columns of B with basic or 128 with cooperative"

@@ -4,7 +4,16 @@ from typing import Any
 
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.family import Spelled
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule, ScaleGranularity, ScaleLayout, TileScheduler
+from gemmill.vocab import (
+    Accumulation,
+    Arch,
+    DType,
+    KernelSchedule,
+    MainLoop,
+    ScaleGranularity,
+    ScaleLayout,
+    TileScheduler,
+)
 
 _MAINLOOP_SM90 = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -28,7 +37,7 @@ def spell(config: KernelConfig) -> Spelled:
 
 
 def _template(config: KernelConfig) -> str:
-    if config.walks_few_rows:
+    if config.design.main_loop is MainLoop.FEW_ROWS:
         return "scaled_mm/cutlass/few_rows_mm.cu.jinja"
     group = "group_" if config.operands.scale_groups else ""
     if not config.design.kernel_schedule.uses_tma:
@@ -58,7 +67,7 @@ def _values(config: KernelConfig) -> dict[str, Any]:
         }
     if not s.kernel_schedule.uses_tma:
         return values
-    if config.walks_few_rows:
+    if s.main_loop is MainLoop.FEW_ROWS:
         return values | {"stages": s.stages, "grouped": _bool(x.group_size > 0)}
     if s.tile_scheduler is TileScheduler.SPLIT_K:
         return values | {"stages": s.stages, "promoted": s.accumulation is Accumulation.PROMOTED}
