@@ -4,7 +4,6 @@ import ctypes
 import io
 import os
 import random
-import re
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from compile.binding.structs import struct_of
 from gemmill.build.cubins import embedded_cubins
 from gemmill.build.dsl import find_dsl
 from gemmill.build.options import BuildOptions, BuildResult
@@ -26,27 +26,17 @@ from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name, symbol_of, to_name
 from gemmill.space.selections import select
 from gemmill.vocab import Arch
-from gemmill.wheel.reproducer import arguments_header
 
-_FIELD = re.compile(r"^\s*(?:(?:void|float|int32_t)( const)?\s*(?=\*)|(int32_t|int64_t|float)\s)([^;]*);", re.MULTILINE)
-_KINDS = {"": ctypes.c_void_p, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 _PARAMETER = 0x17
 _HOST = [kernels_dir() / "extension" / "driver_kernel.cpp", kernels_dir() / "extension" / "cutedsl.cpp"]
 _CALLS = 200
 NAMES = sorted({to_name(c.compiled) for c in select("smoke").configs if has_host_code(to_name(c.compiled))})
+How = struct_of("core/abi.h", "gemmill_launch")
 _CALLER = """
 #include "core/abi.h"
 extern "C" int32_t SYMBOL(void const* arguments, gemmill_launch const* how);  // not to be seen from outside
 extern "C" int32_t call(void const* arguments, gemmill_launch const* how) { return SYMBOL(arguments, how); }
 """
-
-
-class How(ctypes.Structure):
-    """gemmill_launch"""
-
-    _fields_ = [("stream", ctypes.c_void_p), ("workspace", ctypes.c_void_p)] + [
-        (name, ctypes.c_int32) for name in ("device", "sm_count", "programmatic_launch", "constant_weights")
-    ]
 
 
 class Launch(ctypes.Structure):
@@ -63,17 +53,6 @@ class Launch(ctypes.Structure):
         ("non_portable", ctypes.c_int),
         ("parameters", (ctypes.c_ubyte * 128) * 64),
     ]
-
-
-def _arguments(struct_name: str, header: str) -> type[ctypes.Structure]:
-    """A family's arguments, read from its abi.h."""
-    text = re.sub(r"//.*", "", header)
-    body = re.search(rf"struct {struct_name} \{{(.*?)\n\}};", text, re.DOTALL)
-    assert body is not None
-    fields = [
-        (name.strip(" *"), _KINDS[found[2] or ""]) for found in _FIELD.finditer(body[1]) for name in found[3].split(",")
-    ]
-    return type(struct_name, (ctypes.Structure,), {"_fields_": fields})
 
 
 def _parameter_sizes(code: bytes) -> list[int]:
@@ -100,7 +79,7 @@ class Recorded:
         ctypes.c_int.in_dll(self._library, "count").value = len(sizes)
         (ctypes.c_int * 64).in_dll(self._library, "sizes")[: len(sizes)] = sizes
 
-    def __call__(self, args: ctypes.Structure, how: How) -> dict[str, Any]:
+    def __call__(self, args: ctypes.Structure, how: ctypes.Structure) -> dict[str, Any]:
         assert self._function(ctypes.byref(args), ctypes.byref(how)) == 0
         told = Launch.in_dll(self._library, "launched")
         parameters = [self._value(bytes(told.parameters[i][:size])) for i, size in enumerate(self._sizes)]
@@ -194,8 +173,7 @@ def test_a_launch_is_that_of_the_dsl(name: str, objects, compiled, workshop: Wor
     ours = compiled(f"{symbol}.own", source, caller, call, *_HOST, stand_in)
     sizes = _parameter_sizes(path.read_bytes())
     expected, found = Recorded(theirs, sizes), Recorded(ours, sizes)
-    folder = kernels_dir() / REGISTRY.family_of(config).name
-    kind, dice = _arguments(dsl.arguments, arguments_header(folder / "abi.h")), random.Random(name)
+    kind, dice = struct_of(f"{REGISTRY.family_of(config).name}/abi.h", dsl.arguments), random.Random(name)
     for _ in range(_CALLS):
         args = _drawn(kind, dice)
         how = How(0x5000, 0x7000, 0, dice.choice((78, 132)), dice.randint(0, 1), dice.randint(0, 1))

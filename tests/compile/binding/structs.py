@@ -9,7 +9,7 @@ from gemmill.locations import kernels_dir
 from gemmill.wheel.reproducer import arguments_header
 
 _TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
-_MEMBER = re.compile(r"^  ([\w ]+?\*?) ((?:\w+(?:, )?)+);", re.MULTILINE)
+_MEMBER = re.compile(r"^  ([\w ]+?\*?) (\*?\w+(?:, \*?\w+)*);", re.MULTILINE)
 
 
 @cache
@@ -21,5 +21,5 @@ def struct_of(header: str, name: str = r"gemmill_\w+_args") -> type[ctypes.Struc
     fields: list[tuple[str, Any]] = []
     for kind, names in _MEMBER.findall(body):
         for field in names.split(", "):
-            fields.append((field, ctypes.c_void_p if kind.endswith("*") else _TYPES[kind]))
+            fields.append((field.strip("*"), ctypes.c_void_p if "*" in kind + field else _TYPES[kind]))
     return type(header, (ctypes.Structure,), {"_fields_": fields})

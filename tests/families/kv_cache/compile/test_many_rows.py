@@ -1,4 +1,4 @@
-"""Attention of tiles of many query rows by WGMMA, and of 16 by twelve warps, whole, on the CPU against its reference (test_on_the_host.py says how)."""
+"""Attention of tiles of many query rows by WGMMA, and of 16 by twelve warps, whole, on the CPU against its reference (host_kernels.py says how)."""
 
 import ctypes
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from families.kv_cache.compile.test_on_the_host import assert_right, assert_same_however_dealt, launched, library
+from families.kv_cache.compile.host_kernels import assert_right, assert_same_however_dealt, launched, library
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families.kv_cache.cases.calls import DecodeCase
 from gemmill.families.kv_cache.cases.judging import parts, report

@@ -28,35 +28,7 @@ inline void ask_for_bytes(uint8_t const* from, int bytes) {
 template <class Element>
 struct ColumnProducts {
   template <int kSums>
-  static void begin(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) {
-    if (b >> 62 != 1) fprintf(stderr, "rows of a product are not swizzled by 128 bytes\n"), exit(1);
-    struct Fragment {
-      Element a[8];
-    } own;
-    memcpy(own.a, a, sizeof own.a);
-    int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    on_host::exchange(own, [&](auto of) {
-      float rows[2][16];
-      for (int k = 0; k < 16; ++k) {
-        Fragment const x = of(g * 4 + k % 8 / 2);
-        for (int row = 0; row < 2; ++row) rows[row][k] = to_float(x.a[k % 2 + 2 * row + 4 * (k / 8)]);
-      }
-      for (int j = 0; j < kSums / 4; ++j) {
-        for (int i = 0; i < 2; ++i) {
-          double sums[2] = {adds ? d[4 * j + i] : 0.0, adds ? d[4 * j + 2 + i] : 0.0};
-          for (int k = 0; k < 16; ++k) {
-            uint16_t const bits = bits_of_b<false>(b, k, 8 * j + 2 * t + i);
-            Element element;
-            memcpy(&element, &bits, sizeof element);
-            double const factor = to_float(element);
-            for (int row = 0; row < 2; ++row) sums[row] += rows[row][k] * factor;
-          }
-          d[4 * j + i] = static_cast<float>(sums[0]), d[4 * j + 2 + i] = static_cast<float>(sums[1]);
-        }
-      }
-      return 0;
-    });
-  }
+  static void begin(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) { multiply<Element, false>(d, a, b, adds); }
 };
 
 template <int kSums>
@@ -68,7 +40,7 @@ void begin_product_along_rows(float (&d)[kSums], uint64_t a, uint64_t b) {
       for (int i = 0; i < 2; ++i) {
         double sum = d[4 * j + 2 * half + i];
         for (int k = 0; k < 16; ++k) {
-          sum += static_cast<double>(of_b<true>(a, k, 16 * warp + g + 8 * half)) * of_b<false>(b, k, 8 * j + 2 * t + i);
+          sum += static_cast<double>(of_b<__half, true>(a, k, 16 * warp + g + 8 * half)) * of_b<__half, false>(b, k, 8 * j + 2 * t + i);
         }
         d[4 * j + 2 * half + i] = static_cast<float>(sum);
       }

@@ -36,8 +36,15 @@ struct Floats {
 };
 inline Floats const floats;
 
-template <bool kAlongRows>
-uint16_t bits_of_b(uint64_t b, int k, int column) {
+template <class Element>
+float of_bits(uint16_t bits) {
+  if constexpr (__is_same(Element, __half)) return floats.of[bits];
+  Element element;
+  memcpy(&element, &bits, sizeof element);
+  return to_float(element);
+}
+template <class Element, bool kAlongRows>
+float of_b(uint64_t b, int k, int column) {
   uint32_t const leading = (b >> 16 & 0x3FFF) << 4, stride = (b >> 32 & 0x3FFF) << 4;
   uint32_t address = (b & 0x3FFF) << 4;
   address += kAlongRows ? column / 64 * leading + column % 64 * 2 + k / 8 * stride + k % 8 * 128
@@ -45,12 +52,10 @@ uint16_t bits_of_b(uint64_t b, int k, int column) {
   address ^= (address >> 7 & 7) << 4;
   uint16_t bits;
   memcpy(&bits, shared + address - on_host::kReservedBytes, sizeof bits);
-  return bits;
+  return of_bits<Element>(bits);
 }
-template <bool kAlongRows>
-float of_b(uint64_t b, int k, int column) { return floats.of[bits_of_b<kAlongRows>(b, k, column)]; }
 
-template <bool kAlongRows, int kSums>
+template <class Element, bool kAlongRows, int kSums>
 void multiply(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) {
   if (b >> 62 != 1) fprintf(stderr, "rows of a product are not swizzled by 128 bytes\n"), exit(1);
   struct Fragment {
@@ -62,13 +67,13 @@ void multiply(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) 
     float rows[2][16];
     for (int k = 0; k < 16; ++k) {
       Fragment const x = of(g * 4 + k % 8 / 2);
-      for (int row = 0; row < 2; ++row) rows[row][k] = floats.of[x.a[k % 2 + 2 * row + 4 * (k / 8)]];
+      for (int row = 0; row < 2; ++row) rows[row][k] = of_bits<Element>(x.a[k % 2 + 2 * row + 4 * (k / 8)]);
     }
     for (int j = 0; j < kSums / 4; ++j) {
       for (int i = 0; i < 2; ++i) {
         double sums[2] = {adds ? d[4 * j + i] : 0.0, adds ? d[4 * j + 2 + i] : 0.0};
         for (int k = 0; k < 16; ++k) {
-          double const factor = of_b<kAlongRows>(b, k, 8 * j + 2 * t + i);
+          double const factor = of_b<Element, kAlongRows>(b, k, 8 * j + 2 * t + i);
           for (int row = 0; row < 2; ++row) sums[row] += rows[row][k] * factor;
         }
         d[4 * j + i] = static_cast<float>(sums[0]), d[4 * j + 2 + i] = static_cast<float>(sums[1]);
@@ -78,8 +83,8 @@ void multiply(float (&d)[kSums], uint32_t const (&a)[4], uint64_t b, bool adds) 
   });
 }
 template <bool kAlongRows>
-void multiply_64(float (&d)[32], uint32_t const (&a)[4], uint64_t b, bool adds) { multiply<kAlongRows>(d, a, b, adds); }
+void multiply_64(float (&d)[32], uint32_t const (&a)[4], uint64_t b, bool adds) { multiply<__half, kAlongRows>(d, a, b, adds); }
 template <bool kAlongRows>
-void multiply_128(float (&d)[64], uint32_t const (&a)[4], uint64_t b, bool adds) { multiply<kAlongRows>(d, a, b, adds); }
+void multiply_128(float (&d)[64], uint32_t const (&a)[4], uint64_t b, bool adds) { multiply<__half, kAlongRows>(d, a, b, adds); }
 
 }  // namespace gemmill::kv_cache
