@@ -12,17 +12,18 @@ namespace {
 constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kPaddedRowNs = 40.0, kMemory = 4200.0;
 constexpr int64_t kStep = 128, kTall = 256;
 
-constexpr double kActivationNs = 1300.0, kMoved = 2.5, kMoving = 3000.0;
+constexpr double kActivationNs = 1300.0, kMoved = 2.5, kMoving = 3000.0, kAlone = 0.7;
 constexpr Facts kPlain[] = {
-    {16, 64, 1, 136000, 0, 0}, {32, 128, 1, 273000, 0, 0}, {64, 128, 1, 327000, 0, 0}, {128, 128, 1, 437000, 1, 0}, {128, 192, 1, 629000, 1, 0}};
+    {16, 64, 1, 136000, 0, 0, 1}, {32, 128, 1, 273000, 0, 0, 1}, {64, 128, 1, 327000, 0, 0, 1}, {128, 128, 1, 437000, 1, 0, 1}, {128, 192, 1, 629000, 1, 0, 1}};
 
 double product_ns(Facts const& row, Call const& call, int64_t sm_count) {
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
   int64_t const experts = call.sizes[kSizeExperts], active = std::max<int64_t>(std::min(m, experts), 1), rows = ceil_div(m, active);
   int64_t const most = experts ? rows + rows / 4 : rows;
-  int64_t const tiles = active * ceil_div(most, row.tile_m) * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
-  double const tile =
+  int64_t const tiles = active * ceil_div(most, row.tile_m * row.cluster) * row.cluster * ceil_div(n, row.tile_n), waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
+  double tile =
       static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
+  if (2 * tiles < sm_count) tile *= std::max(kAlone, std::sqrt(static_cast<double>(tiles) / static_cast<double>(sm_count)));
   double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs;
   double memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) / kMemory;
   if (row.tile_n >= kTall && 2 * tiles >= sm_count) {

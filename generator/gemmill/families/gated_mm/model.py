@@ -18,6 +18,8 @@ _MEMORY = 4200.0
 _TALL = 256
 """Rows of packed weights of a tile from which on idle multiprocessors cost bandwidth. With 112 of 132 busy, reads take 1.09 to 1.10
 times as long, and with 0.73 of them 1.15 times; tiles of 64 and 128 rows show no loss (H200, 2026-11-23 and 2026-11-27)."""
+_ALONE = 0.7
+"""The least share of a step's time where fewer than half of the multiprocessors have a tile: 48 of 256 x 16 took 330 of 464 ns (H200, 2026-11-23)."""
 _STEP = 128
 """Elements along K of a step."""
 
@@ -42,6 +44,8 @@ class RowFacts(NamedTuple):
     """1 where a tile ends while the tensor core multiplies the next one: the last alone takes time of its own."""
     parts: int
     """1 where a plain GEMM stores the product and a kernel of its own activates it. Other facts mean nothing then."""
+    cluster: int = 1
+    """CTAs of a cluster along M, which have a tile each, with rows or not."""
 
 
 def _plain(tile_m: int, tile_n: int, step_ps: int, overlaps: int = 0) -> RowFacts:
@@ -74,9 +78,12 @@ def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     most = rows + rows // 4 if experts else rows
-    tiles = active * -(-most // facts.tile_m) * -(-n // facts.tile_n)
+    of_rows = -(-most // (facts.tile_m * facts.cluster)) * facts.cluster
+    tiles = active * of_rows * -(-n // facts.tile_n)
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
     tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm)
+    if 2 * tiles < sm_count:
+        tile *= max(_ALONE, math.sqrt(float(tiles) / float(sm_count)))
     ends = 1 if facts.overlaps else waves
     working = float(waves) * tile + float(ends) * _TILE_NS
     memory = float(active) * float(n) * float(k) / _MEMORY

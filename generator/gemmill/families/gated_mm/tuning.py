@@ -47,6 +47,7 @@ def _facts(config: AnyConfig) -> RowFacts:
         step_ps=1000 * (max(products, loaded, promoted_ns(facts, _STEP)) + gathered),
         overlaps=int(facts.pingpong),
         parts=0,
+        cluster=1 if config.design.swap_ab else config.design.cluster_shape_mnk[0],
     )
 
 
