@@ -1,10 +1,13 @@
 // The gated GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include <algorithm>
 
+#include "extension/dtypes.h"
 #include "extension/family.h"
 #include "extension/layout.h"
 #include "gated_mm/abi.h"
 #include "gated_mm/model.h"
+#include "gated_mm/parts.h"
+#include "gemm/multiply.h"
 
 namespace gemmill::gated_mm {
 namespace {
@@ -26,10 +29,15 @@ int64_t alignment_of(Operand const& x, int64_t also = 0) {
   return tma_alignment(x.data, row_stride(x) | also, x.sizes[x.rank - 1], element_bytes(x.dtype));
 }
 
-bool asks_experts(OpCall const& x, Call& asked) {
+// The rows that a choice counts with: in slots as many as the caller expects.
+int64_t expected_rows(OpCall const& x) {
   int64_t const slot = x.value(kSlot), expected = x.value(kExpectedRows) == 0 ? slot : x.value(kExpectedRows);
+  return slot == 0 ? x.value(kM) : x.value(kExperts) * std::min(expected, slot);
+}
+
+bool asks_experts(OpCall const& x, Call& asked) {
   if (x.value(kM) == 0 || x.value(kN) == 0 || x.value(kExperts) == 0 || x.value(kWeights) == 0) return false;
-  asked.sizes[kSizeM] = slot == 0 ? x.value(kM) : x.value(kExperts) * std::min(expected, slot);
+  asked.sizes[kSizeM] = expected_rows(x);
   asked.sizes[kSizeN] = x.value(kN), asked.sizes[kSizeK] = x.value(kK), asked.sizes[kSizeExperts] = x.value(kExperts);
   asked.alignments[kAlignA] = alignment_of(x.tensor(kA));
   asked.alignments[kAlignB] = alignment_of(x.tensor(kB));
@@ -89,6 +97,28 @@ void give_dense(OpCall const& x, gemmill_gated_mm_args& args) {
   }
 }
 
+// The product by a plain GEMM of packed weights, then the row's own kernel, which reads it.
+void launch_parts(OpCall const& x, gemmill_gated_mm_args const& call, Chosen const& chosen) {
+  Workspace const workspace(int64_t{call.m} * call.n * 2, chosen.device);
+  gemmill_gated_parts_args const args{call, workspace.data()};
+  int32_t const dtype = x.tensor(kA).dtype;
+  if (x.value(kOfExperts)) {
+    gemmill_grouped_mm_args product{};
+    product.a = call.a, product.b = call.b, product.d = args.product, product.a_scales = call.a_scales, product.b_scales = call.b_scales;
+    product.offsets = call.offsets, product.expert_map = call.expert_map, product.token_ids = call.token_ids;
+    product.lda = call.lda, product.ldb = call.ldb, product.ldd = call.n, product.b_stride_expert = call.b_stride_expert;
+    product.m = call.m, product.n = call.n, product.k = call.k, product.experts = call.experts, product.weights = call.weights;
+    product.slot = call.slot, product.offset_words = call.offset_words, product.tokens = call.tokens, product.id_words = call.id_words;
+    product.a_scale_per_row = call.a_scale_per_row, product.b_scale_per_column = call.b_scale_per_column;
+    product.b_scale_stride_expert = call.b_scale_stride_expert;
+    moe::multiply(product, {dtype, dtypes().bf16, 0, expected_rows(x)}, chosen);
+  } else {
+    multiply({dtype, call.a, call.b, args.product, call.a_scales, call.b_scales, call.lda, call.ldb, call.n, call.m, call.n, call.k,
+              call.a_scale_per_row, call.b_scale_per_column}, chosen);
+  }
+  chosen.launch(&args);
+}
+
 void launch(OpCall const& x, Chosen const& chosen) {
   gemmill_gated_mm_args args{};
   args.a = x.tensor(kA).data, args.b = x.tensor(kB).data, args.d = x.tensor(kOut).data;
@@ -105,6 +135,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   }
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   args.activation = static_cast<int32_t>(x.value(kActivation));
+  if (reinterpret_cast<Facts const&>(chosen.row.facts).parts) return launch_parts(x, args, chosen);
   chosen.launch(&args);
 }
 

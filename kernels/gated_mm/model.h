@@ -7,7 +7,7 @@ namespace gemmill::gated_mm {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t tile_m, tile_n, ctas_of_sm, step_ps, overlaps;
+  int64_t tile_m, tile_n, ctas_of_sm, step_ps, overlaps, parts, cluster;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

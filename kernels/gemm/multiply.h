@@ -1,4 +1,4 @@
-// Grouped GEMMs that another family's op is made of.
+// GEMMs that another family's op is made of.
 #pragma once
 
 #include "extension/family.h"
@@ -10,6 +10,7 @@ namespace gemmill::moe {
 // 128 x 128, 2 for those of 1 x 32 and 32 x 32.
 struct Multiplied {
   int32_t dtype, out_dtype, groups;
+  int64_t rows = 0;  // that the host expects, where they are fewer than the call has room for
 };
 
 // Enqueues the chosen variant for rows in order, without alpha and bias, on the stream of `of`. All operands begin at multiples of 16
@@ -17,3 +18,20 @@ struct Multiplied {
 void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chosen const& of);
 
 }  // namespace gemmill::moe
+
+namespace gemmill {
+
+// D[m, n] = a_scales b_scales (A B) in bf16, of codes with scales of rows and columns. Fields are those of gemmill_scaled_mm_args.
+struct Product {
+  int32_t dtype;  // of A and B, by torch's number
+  void const *a, *b;
+  void* d;
+  float const *a_scales, *b_scales;
+  int64_t lda, ldb, ldd;
+  int32_t m, n, k, a_scale_per_row, b_scale_per_column;
+};
+
+// Enqueues the chosen variant on the stream of `of`, as the function above does.
+void multiply(Product const& what, Chosen const& of);
+
+}  // namespace gemmill

@@ -77,7 +77,7 @@ int64_t class_of(Multiplied const& what) {
 }  // namespace
 
 void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chosen const& of) {
-  Call const asked{class_of(what), {args.m, args.n, args.k, args.experts}, {kTmaBytes, kTmaBytes, kTmaBytes}};
+  Call const asked{class_of(what), {what.rows != 0 ? what.rows : args.m, args.n, args.k, args.experts}, {kTmaBytes, kTmaBytes, kTmaBytes}};
   Choice const choice = choose(family, asked, of.sm_count);
   if (choice.row < 0) throw std::runtime_error("gemmill: the build has no grouped GEMM for the products of these experts");
   Chosen{*row_at(choice.row), of.device, of.sm_count}.launch(&args);

@@ -1,6 +1,9 @@
 // The GEMM ops: the special check, the inputs of the choice, and the arguments of a kernel.
+#include <stdexcept>
+
 #include "extension/family.h"
 #include "extension/layout.h"
+#include "gemm/multiply.h"
 #include "scaled_mm/abi.h"
 #include "scaled_mm/classes.h"
 #include "scaled_mm/group_scales.h"
@@ -61,8 +64,15 @@ void fill_own(gemmill_scaled_mm_args& args, OpCall const& x) {
   for (int i = 0; i < 4; ++i) *scalars[i] = static_cast<float>(x.real(kScalar0 + i));
 }
 
-void launch(OpCall const& x, Chosen const& chosen) {
+// Launches a variant with the settings of its row.
+void launch_row(gemmill_scaled_mm_args& args, Chosen const& chosen) {
   GemmFacts const& facts = gemm_facts(chosen.row);
+  args.raster_order = static_cast<int32_t>(facts.raster_order), args.swizzle = static_cast<int32_t>(facts.swizzle);
+  args.splits = static_cast<int32_t>(facts.splits);
+  chosen.launch(&args);
+}
+
+void launch(OpCall const& x, Chosen const& chosen) {
   Strides const strides(x);
   gemmill_scaled_mm_args args{};
   args.a = x.tensor(kA).data, args.b = x.tensor(kB).data, args.d = x.tensor(kOut).data;
@@ -76,10 +86,8 @@ void launch(OpCall const& x, Chosen const& chosen) {
   args.a_scale_stride_m = x.found[kAScaleStrideM], args.a_scale_stride_k = x.found[kAScaleStrideK];
   args.b_scale_stride_n = x.found[kBScaleStrideN], args.b_scale_stride_k = x.found[kBScaleStrideK];
   args.a_scale_per_row = x.tensor(kAScales).numel() > 1, args.b_scale_per_column = x.tensor(kBScales).numel() > 1;
-  args.raster_order = static_cast<int32_t>(facts.raster_order), args.swizzle = static_cast<int32_t>(facts.swizzle);
-  args.splits = static_cast<int32_t>(facts.splits);
   if (x.value(kOwn) != 0) fill_own(args, x);
-  chosen.launch(&args);
+  launch_row(args, chosen);
 }
 
 Family const scaled_mm{
@@ -93,4 +101,17 @@ Family const scaled_mm{
 };
 
 }  // namespace
+
+void multiply(Product const& what, Chosen const& of) {
+  Call const asked{class_code(0, kScale, operand_type(what.dtype), kToBf16), {what.m, what.n, what.k}, {kTmaBytes, kTmaBytes, kTmaBytes}};
+  Choice const choice = choose(scaled_mm, asked, of.sm_count);
+  if (choice.row < 0) throw std::runtime_error("gemmill: the build has no scaled GEMM for the product of gates and ups");
+  gemmill_scaled_mm_args args{};
+  args.a = what.a, args.b = what.b, args.d = what.d, args.a_scales = what.a_scales, args.b_scales = what.b_scales;
+  args.lda = what.lda, args.ldb = what.ldb, args.ldd = what.ldd, args.m = what.m, args.n = what.n, args.k = what.k;
+  args.a_scale_per_row = what.a_scale_per_row, args.b_scale_per_column = what.b_scale_per_column;
+  Chosen const chosen{*row_at(choice.row), of.device, of.sm_count};
+  launch_row(args, chosen);
+}
+
 }  // namespace gemmill

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gemmill as package
+from gemmill.families.gated_mm.selections import default as gated_configs
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.families.quant.selections import default as quant_configs
 from gemmill.families.quant.selections import smoke as smoke_quant_configs
@@ -378,3 +379,23 @@ def test_explain_asks_about_groups(gemmill, asked, options, a_scales, b_scales) 
 def test_options_of_groups_that_do_not_go_together(gemmill, asked, options, sentence) -> None:
     outcome = gemmill("explain", "cutlass_scaled_mm", "-m", 6, "-n", 300, "-k", 600, *options)
     assert (outcome.code, outcome.err) == (2, f"gemmill: cutlass_scaled_mm {sentence}\n")
+
+
+@pytest.mark.parametrize(("rows", "is_apart"), [(64, True), (4096, False)])
+def test_explain_says_that_a_call_runs_its_parts(
+    gemmill, monkeypatch, make_manifest, make_config, rows: int, is_apart: bool
+) -> None:
+    entries = make_manifest(make_config(epilogue=EpilogueKind.SCALED_BIAS), *gated_configs(Arch.SM90A)).entries
+    table = make_variant_table(entries, [entry.symbol for entry in entries], ())
+
+    def explain(op: str, *tensors: torch.Tensor | None) -> Choice:
+        schema = BY_NAME[op]
+        judged = checks.check(schema, operands.of_arguments(schema, tensors))
+        return select(table, serving_of(schema).asked(judged), 132)
+
+    monkeypatch.setattr(package, "load", lambda _: None, raising=False)
+    monkeypatch.setattr(package, "explain", explain, raising=False)
+    call = ("explain", "scaled_mm_act_quant", "-m", rows, "-n", 73728, "-k", 7168, "--group", 128)
+    said = "runs its parts: launches variants that the family scaled_mm chooses, then a kernel of its own"
+    assert (said in gemmill(*call).out) is is_apart
+    assert json.loads(gemmill(*call, "--json").out)["launches"] == ("scaled_mm" if is_apart else None)

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from timed.workload import Workload
 LAYERS = ((14336, 4096), (28672, 8192), (18432, 7168))
 """Results and K: of Llama 3 8B and 70B, and DeepSeek V3's dense layers."""
 ROWS = (1, 16, 64, 256, 4096)
+DRAWN = ((1, 4096), (1024, 36864), (1024, 16384))
+"""Least and most rows, results and K of random calls."""
+DRAWN_STEP = 128
 MOST_COPIES = 16
 INT8_DEVIATION = 32
 """Deviation of int8 operands."""
@@ -148,8 +152,20 @@ def workloads_of(options: Namespace) -> list[Workload]:
     rows = ROWS if options.rows is None else tuple(map(int, options.rows.split(",")))
     of_experts = [name for name in names if KINDS[name].of_experts]
     dense = [KINDS[name] for name in names if name not in of_experts]
-    found = [kind.at(m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows]
+    if options.draw is not None:
+        random = Random(options.draw)
+        sizes = [_drawn(random) for _ in range(options.draws)]
+        found = [kind.at(m=m, hidden=h, k=k) for m, h, k in sizes for kind in dense]
+    else:
+        found = [kind.at(m=m, hidden=h, k=k) for h, k in layers for kind in dense for m in rows]
     return [*found, *gated_experts.workloads_of(of_experts, options.expert_layers, options.tokens)]
+
+
+def _drawn(random: Random) -> tuple[int, int, int]:
+    """Rows, results and K, each as likely in one octave as in another."""
+    rows, *layer = (least * (most / least) ** random.random() for least, most in DRAWN)
+    hidden, k = (DRAWN_STEP * round(x / DRAWN_STEP) for x in layer)
+    return round(rows), hidden, k
 
 
 def layers_of(asked: str | None) -> list[tuple[int, int]]:
@@ -171,6 +187,8 @@ def add_options(parser: ArgumentParser) -> None:
         help=f"kinds, with commas, of {', '.join(RESULTS)}, or with {ENDS[1]} and then {SCALES[1]}, {FINE} or {INTEGERS} behind; "
         f"{PREFIX} before them stands for rows of experts, {GATHERED} behind for gathered ones",
     )
+    parser.add_argument("--draw", type=int, metavar="SEED", help="random rows and dense layers in place of the table's")
+    parser.add_argument("--draws", type=int, default=24, metavar="N", help="of them so many")
     parser.add_argument("--rows", help=f"with commas; {', '.join(map(str, ROWS))} by default")
     parser.add_argument("--layers", help=f"the first so many of {len(LAYERS)} layers, or RESULTSxK with commas")
     parser.add_argument(

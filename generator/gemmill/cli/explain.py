@@ -78,6 +78,8 @@ def explain(
             choice = gemmill.explain(op, *given)
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
+    needs = choice.entry and REGISTRY.choices[choice.entry.family].needs(choice.entry.config)
+    of_parts = needs.family if needs else None
     evidence = None if choice.measured is None else evidence_of(choice, loaded.tuned)
     if as_json:
         print_json(
@@ -85,6 +87,7 @@ def explain(
                 "op": op,
                 "chosen": choice.entry and choice.entry.name,
                 "trust": choice.trust.name.lower(),
+                "launches": of_parts,
                 "measured": evidence,
                 "order": choice.held and str(choice.held.order),
                 "order_cost": choice.cost,
@@ -99,7 +102,7 @@ def explain(
         schema = BY_NAME[op]
         judged = check(schema, of_arguments(schema, given))
         passed = passed_over(serving_of(schema).asked(judged), loaded.tuned)
-    _print_choice(choice, evidence, passed, everything)
+    _print_choice(choice, evidence, passed, everything, of_parts)
 
 
 take(explain, questions().values())
@@ -119,10 +122,14 @@ def _of_order(choice: "Choice") -> str:
     )
 
 
-def _print_choice(choice: "Choice", evidence: "Evidence | None", passed: "Evidence | None", everything: bool) -> None:
+def _print_choice(
+    choice: "Choice", evidence: "Evidence | None", passed: "Evidence | None", everything: bool, of_parts: str | None
+) -> None:
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
     out.print(choice.refused or chosen)
+    if of_parts is not None:
+        out.print(f"runs its parts: launches variants that the family {of_parts} chooses, then a kernel of its own")
     if choice.held is not None:
         out.print(_of_order(choice))
     if evidence is not None:

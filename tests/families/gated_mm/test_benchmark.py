@@ -7,10 +7,10 @@ import torch
 
 from harness.contenders import WrongResult
 from timed.gated_mm import BENCHMARK
-from timed.gated_mm.calls import GatedMaker, workloads_of
+from timed.gated_mm.calls import DRAWN, GatedMaker, workloads_of
 from timed.gated_mm.contenders import GatedContender, Separate, check
 
-OPTIONS = Namespace(op="groups", layers="1", rows="4", tokens="1,9", expert_layers="4x2x256x256")
+OPTIONS = Namespace(op="groups", layers="1", rows="4", tokens="1,9", expert_layers="4x2x256x256", draw=None, draws=5)
 KINDS = [
     f"experts_{kind}{scales}{way}"
     for kind in ("groups", "static", "bf16_swiglu")
@@ -69,6 +69,16 @@ def test_layers_may_be_named() -> None:
         ValueError, match=r"^layer \(2304,\) has 1 numbers, expected results x K, or a number of layers$"
     ):
         workloads_of(Namespace(**vars(OPTIONS) | {"layers": "2304,96x64"}))
+
+
+def test_random_calls_are_those_of_their_seed() -> None:
+    first, again, other = (
+        [(p.m, p.hidden, p.k) for p in workloads_of(Namespace(**vars(OPTIONS) | {"draw": seed}))] for seed in (3, 3, 4)
+    )
+    assert first == again != other and len(set(first)) == 5
+    for sizes in [*first, *other]:
+        assert all(least <= size <= most for size, (least, most) in zip(sizes, DRAWN, strict=True))
+        assert sizes[1] % 128 == sizes[2] % 128 == 0
 
 
 def test_experts_have_all_their_tokens() -> None:

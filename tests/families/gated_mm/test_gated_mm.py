@@ -28,6 +28,7 @@ from gemmill.families.gated_mm.config import (
     AnyConfig,
     Epilogue,
     GatedConfig,
+    GatedPartsConfig,
     Operands,
     Result,
     UnalignedGatedConfig,
@@ -35,7 +36,7 @@ from gemmill.families.gated_mm.config import (
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
-from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
+from gemmill.families.gated_mm.rules import PARTS_RULES, RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, in_groups, of_int8, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
@@ -456,11 +457,14 @@ def test_names_and_rules() -> None:
     assert {x.epilogue.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(RESULTS), (
         "all calls are served"
     )
-    assert len(integers) == 6
+    assert len([x for x in integers if not isinstance(x, GatedPartsConfig)]) == 6
     for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
         if isinstance(config, UnalignedGatedConfig):
             assert first_rejection(UNALIGNED_RULES, config)
+            continue
+        if isinstance(config, GatedPartsConfig):
+            assert first_rejection(PARTS_RULES, config)
             continue
         assert first_rejection(RULES, config)
         plan = Plan(config)
@@ -540,7 +544,7 @@ def test_calls_of_int8_find_kernels_of_int8_alone() -> None:
     question |= {"m": 5, "n": 512, "k": 400, "dtype": "s8"}
     judged = check(SCALED_MM_ACT_QUANT, of_arguments(SCALED_MM_ACT_QUANT, asked(SCALED_MM_ACT_QUANT.name, question)))
     found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
-    assert len(found) == 4 and {config.operand_dtype for config in found} == {DType.S8}
+    assert len(found) == 5 and {config.operand_dtype for config in found} == {DType.S8}
     assert all(
         config.gemm_operands.accumulator_dtype is DType.S32 for config in found if isinstance(config, GatedConfig)
     )
@@ -576,7 +580,7 @@ def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, i
 def rows_of(result: Result, activation: Activation) -> list[Row]:
     (number,) = classes_of(changed(MANY, result=result, activation=activation))
     rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
-    return [row for row in rows if row.call_class == number]
+    return [row for row in rows if row.call_class == number and not row.facts.parts]
 
 
 @pytest.mark.parametrize("result", RESULTS)

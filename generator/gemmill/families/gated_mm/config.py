@@ -124,6 +124,17 @@ class UnalignedGatedConfig(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedPartsConfig(_Common):
+    """Two launches, one after the other: a plain GEMM stores the product in bf16, and a kernel activates and codes it. The binding
+    chooses the GEMM as its own family does. Operands are those of a GatedConfig."""
+
+    tag: ClassVar[str] = "gatedparts"
+    backend: ClassVar[Backend] = Backend.CUTLASS
+    tile_shape_mnk: ClassVar[tuple[int, int, int]] = (8, 512, 64)
+    """Of the second kernel: a CTA has 256 results of each of eight rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedConfig(_Common):
     """A kernel whose operands and results travel by TMA: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
 
@@ -158,4 +169,4 @@ class GatedConfig(_Common):
         return steps_of(self.gemm_operands, EpilogueKind.SCALED)
 
 
-AnyConfig = GatedConfig | UnalignedGatedConfig
+AnyConfig = GatedConfig | UnalignedGatedConfig | GatedPartsConfig

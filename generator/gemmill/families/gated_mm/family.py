@@ -1,14 +1,14 @@
 """The declaration of the gated GEMMs."""
 
 from gemmill.families.gated_mm import NAME, selections
-from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import GROUP, AnyConfig, GatedConfig, GatedPartsConfig, UnalignedGatedConfig
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import OPS, SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.questions import QUESTIONS
-from gemmill.families.gated_mm.rules import RULES, UNALIGNED_RULES
-from gemmill.families.gated_mm.spelling import spell_unaligned
+from gemmill.families.gated_mm.rules import PARTS_RULES, RULES, UNALIGNED_RULES
+from gemmill.families.gated_mm.spelling import spell_parts, spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
 from gemmill.gemm.host import host_facts, shared_bytes, table_words
@@ -17,7 +17,7 @@ from gemmill.vocab import DType
 # CPU seconds of CuTe DSL 4.8.1 on a 2-core x86-64 build machine, 2026-11-22: a process's import, then each variant.
 _UNIT_SECONDS, _SECONDS = 2.0, 3.0
 # The same of nvcc 13.
-_NVCC_UNIT_SECONDS, _NVCC_SECONDS = 26.0, 4.0
+_NVCC_UNIT_SECONDS, _NVCC_SECONDS, _PARTS_SECONDS = 26.0, 4.0, 1.0
 _ENTRY = "gemmill.families.gated_mm.dsl.export"
 _OF_E4M3, _OF_S8 = {"operands.dtype": DType.E4M3}, {"operands.dtype": DType.S8}
 _IN_GROUPS = {"operands.group_size": GROUP}
@@ -55,6 +55,17 @@ UNALIGNED_GRAMMAR = Grammar(
     UnalignedGatedConfig,
     (Field("{operands.dtype}"), Field("{epilogue.result}")),
     aliases={"gatedint8unaligned": Former(only=_OF_S8)},
+)
+
+PARTS_GRAMMAR = Grammar(
+    GatedPartsConfig,
+    (
+        Field("{operands.dtype}"),
+        Field("{epilogue.result}"),
+        Field("group{operands.group_size}", default=0),
+        mark("rows", "operands.rows_scaled"),
+        mark("experts", "operands.by_expert"),
+    ),
 )
 
 
@@ -113,11 +124,22 @@ UNALIGNED = Kernels(
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=8,
 )
+PARTS = Kernels(
+    tag=GatedPartsConfig.tag,
+    doc="gated GEMMs that run a plain GEMM, then the activation of what it stored, on Hopper",
+    grammar=PARTS_GRAMMAR,
+    ops=_ops,
+    rules=PARTS_RULES,
+    spell=spell_parts,
+    seconds=lambda _: _PARTS_SECONDS,
+    unit_seconds=_NVCC_UNIT_SECONDS,
+    unit_size=16,
+)
 FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, UNALIGNED),
+    kernels=(GATED, UNALIGNED, PARTS),
     questions=QUESTIONS,
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,

@@ -1,6 +1,6 @@
 """The order of K of gated kernels."""
 
-from gemmill.families.gated_mm.config import AnyConfig, UnalignedGatedConfig
+from gemmill.families.gated_mm.config import AnyConfig, GatedPartsConfig, UnalignedGatedConfig
 from gemmill.family import EXACT, Order
 from gemmill.gemm.order import order_of_loop
 from gemmill.vocab import DType
@@ -8,9 +8,11 @@ from gemmill.vocab import DType
 
 def order_of(config: AnyConfig) -> Order | None:
     """The order of a variant. Gate and up of a result have separate sums, in the same order; codes of a group have the
-    scale of that row's group.
+    scale of that row's group. None for parts: the sizes of a call decide which GEMM the first one is.
     """
     x = config.operands
+    if isinstance(config, GatedPartsConfig):
+        return EXACT if x.dtype is DType.S8 else None
     if not isinstance(config, UnalignedGatedConfig):
         return order_of_loop(x.dtype, config.design, group_size=x.group_size)
     if x.dtype is DType.S8:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, AnyConfig, GatedConfig
+from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, AnyConfig, GatedConfig, GatedPartsConfig
 from gemmill.families.gated_mm.facts import Facts
 from gemmill.gemm.fitting import check_partial_sets, check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
@@ -92,3 +92,19 @@ def _scales(c: GatedConfig) -> Iterator[str]:
 
 RULES = (_hopper, _schedule, _accumulation, _scales, _tile, _groups, _cluster, _experts, _fits)
 UNALIGNED_RULES = (_hopper,)
+
+
+def _parts(c: GatedPartsConfig) -> Iterator[str]:
+    """A plain GEMM knows blocks of columns, and packed columns are of two blocks in turns. It has rows in order."""
+    x = c.operands
+    if x.group_size:
+        yield f"scales in groups of {x.group_size}: a plain GEMM has no blocks of gates and of ups, whose columns take turns"
+    if x.indexed:
+        yield "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, give rows in order"
+    if c.epilogue.result.group not in (0, GROUP):
+        yield f"results in groups of {c.epilogue.result.group} of operands in groups of {GROUP}: both have the same groups"
+    if c.epilogue.activation is not None:
+        yield f"activation={c.epilogue.activation}: one kernel has all, None"
+
+
+PARTS_RULES = (_hopper, _parts)

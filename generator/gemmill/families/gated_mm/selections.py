@@ -12,6 +12,7 @@ from gemmill.families.gated_mm.config import (
     AnyConfig,
     Epilogue,
     GatedConfig,
+    GatedPartsConfig,
     Operands,
     Result,
     UnalignedGatedConfig,
@@ -45,6 +46,15 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     yield from unaligned(arch)
     yield from served_experts(arch)
     yield from served_int8(arch)
+    yield from parts(arch)
+
+
+def parts(arch: Arch) -> Iterator[GatedPartsConfig]:
+    """Those that run their parts, for each type of dense operands and of experts' rows, and each result."""
+    kinds = product((DType.E4M3, DType.S8), (False, True), RESULTS)
+    for dtype, by_expert, result in kinds if arch is Arch.SM90A else ():
+        operands = Operands(dtype=dtype, by_expert=by_expert)
+        yield GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result), arch=arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:

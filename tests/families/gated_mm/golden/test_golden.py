@@ -10,6 +10,7 @@ FOLDER = Path(__file__).parent / "gated_mm"
 CASES = {
     "unaligned_gated_mm.cu": "sm90a_gatedunaligned_e4m3_e4m3group128",
     "unaligned_gated_mm_of_int8.cu": "sm90a_gatedunaligned_s8_bf16",
+    "activate_packed.cu": "sm90a_gatedparts_e4m3_e4m3group128",
 }
 
 

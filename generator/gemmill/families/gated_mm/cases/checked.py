@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from gemmill.families.gated_mm.config import (
     Activation,
     AnyConfig,
     GatedConfig,
+    GatedPartsConfig,
     Result,
     UnalignedGatedConfig,
 )
@@ -37,6 +39,7 @@ from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 
+_Tiled = GatedConfig | GatedPartsConfig
 OF_SWIGLU = (1.702, 7.0, 1.0)
 
 
@@ -128,10 +131,10 @@ def of_config(config: AnyConfig) -> Iterator[GatedCase]:
     if isinstance(config, UnalignedGatedConfig):
         for activation in Activation:
             yield from _of_unaligned(_first(config, activation))
-    elif config.operands.by_expert:
-        yield from _of_experts(config)
-    else:
-        yield from _of_tile(config)
+        return
+    for activation in config.epilogue.activations:
+        cases = _of_experts(config, activation) if config.operands.by_expert else _of_tile(config, activation)
+        yield from islice(cases, None if activation is config.epilogue.activations[0] else 2)
 
 
 def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
@@ -149,10 +152,15 @@ def _of_unaligned(first: CallSpec) -> Iterator[GatedCase]:
     yield GatedCase(spec=replace(specs[0], data="large"))
 
 
-def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
-    first, facts = _first(config, config.epilogue.activations[0]), Facts(config)
-    tile, columns = facts.tile_m, facts.tile_columns
-    step = _step(config)
+def _tile_of(config: _Tiled) -> tuple[int, int]:
+    """Rows and results of a tile; of parts, of a CTA of the second kernel."""
+    if isinstance(config, GatedPartsConfig):
+        return config.tile_shape_mnk[0], config.tile_shape_mnk[1] // 2
+    return Facts(config).tile_m, Facts(config).tile_columns
+
+
+def _of_tile(config: _Tiled, activation: Activation) -> Iterator[GatedCase]:
+    first, (tile, columns), step = _first(config, activation), _tile_of(config), _step(config)
     least_k = 48 if config.operands.rows_scaled and config.operands.group_size else 16  # one group is no group
     specs = (
         replace(first, m=tile, hidden=columns, k=256),
@@ -169,12 +177,10 @@ def _of_tile(config: GatedConfig) -> Iterator[GatedCase]:
     yield GatedCase(spec=replace(specs[3], data="large"))
 
 
-def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
+def _of_experts(config: _Tiled, activation: Activation) -> Iterator[GatedCase]:
     """The cases of experts' rows: routings below, at and across a tile, experts without rows, spare rows, slots and
     maps."""
-    facts, first = Facts(config), _first_of_experts(config)
-    tile, columns = facts.tile_m, facts.tile_columns
-    step = _step(config)
+    first, (tile, columns), step = _first_of_experts(config, activation), _tile_of(config), _step(config)
     across = -(-(columns + step) // step) * step
     specs = (
         of_counts(first, (tile + 3,), hidden=step, k=160),
@@ -197,26 +203,26 @@ def _of_experts(config: GatedConfig) -> Iterator[GatedCase]:
         yield ExpertGatedCase(spec=of_counts(first, (3, tile), hidden=step, one_value=True, data="integers"))
 
 
-def _step(config: GatedConfig) -> int:
+def _step(config: _Tiled) -> int:
     """How many results are whole groups of them, and whole blocks of gates."""
     x = config.operands
     return config.epilogue.result.group or (FINE_GROUP if x.group_size == FINE_GROUP and not x.rows_scaled else 16)
 
 
-def _first_of_experts(config: GatedConfig) -> ExpertSpec:
-    first = _first(config, config.epilogue.activations[0])
+def _first_of_experts(config: _Tiled, activation: Activation) -> ExpertSpec:
+    first = _first(config, activation)
     told = {field.name: getattr(first, field.name) for field in fields(first)}
     return ExpertSpec(**told, counts=(1,), indexed=config.operands.indexed)
 
 
 def sized(config: AnyConfig, sizes: Mapping[str, int]) -> GatedCase:
     """A call of small integers. Raises ValueError for sizes that the op has no room for."""
-    if isinstance(config, GatedConfig) and config.operands.by_expert:
-        spec = of_counts(
-            _first_of_experts(config), (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers"
-        )
+    activation = config.epilogue.activations[0]
+    if not isinstance(config, UnalignedGatedConfig) and config.operands.by_expert:
+        rows = _first_of_experts(config, activation)
+        spec = of_counts(rows, (sizes["m"],), hidden=sizes["n"] // 2, k=sizes["k"], data="integers")
         return ExpertGatedCase(spec=spec)
-    first = _first(config, config.epilogue.activations[0])
+    first = _first(config, activation)
     return GatedCase(spec=replace(first, m=sizes["m"], hidden=sizes["n"] // 2, k=sizes["k"], data="integers"))
 
 

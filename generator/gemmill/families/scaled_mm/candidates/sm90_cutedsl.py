@@ -230,13 +230,9 @@ FOURS = Tables(
         ((256, 64, 128), (1, 2, 1), COOPERATIVE),
     ),
     low=(((64, 64, 128), (1, 1, 1), BASIC),),
-    narrow=(
-        ((64, 32, 256), (1, 1, 1), BASIC),
-        ((64, 48, 256), (1, 1, 1), BASIC),
-        ((64, 64, 128), (1, 1, 1), BASIC),
-    ),
+    narrow=(((64, 64, 128), (1, 1, 1), BASIC),),
 )
-"""Schedules with four sets of partial sums. docs/notes/cutedsl.md has where they win."""
+"""Schedules with four sets of partial sums. docs/notes/cutedsl.md has where they win. Tiles of 32 and 48 columns lose 2 to 4 % by them."""
 
 GROUP_32 = Tables(
     fours=FOURS,

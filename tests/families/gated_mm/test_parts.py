@@ -1,0 +1,112 @@
+"""Gated GEMMs that run their parts: when they are chosen, the variants that a build needs for them, and their rules."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gemmill.families.gated_mm import NAME
+from gemmill.families.gated_mm.classes import RESULTS, classes_of
+from gemmill.families.gated_mm.config import (
+    GROUP,
+    Activation,
+    Epilogue,
+    GatedPartsConfig,
+    Operands,
+    Result,
+)
+from gemmill.families.gated_mm.order import order_of
+from gemmill.families.gated_mm.rules import PARTS_RULES
+from gemmill.families.gated_mm.selections import default, parts
+from gemmill.families.gated_mm.tuning import TUNING
+from gemmill.families.moe.selections import tiled as grouped_tiles
+from gemmill.families.scaled_mm import selections as scaled_mm
+from gemmill.family import EXACT, ShapedCall, first_rejection
+from gemmill.runtime.select import select
+from gemmill.runtime.variant_table import make_variant_table
+from gemmill.space.names import parse_name, to_name
+from gemmill.vocab import Arch, DType
+
+SMS = 132
+E4M3, S8 = DType.E4M3, DType.S8
+GEMMS = [x for x in scaled_mm.default(Arch.SM90A) if not x.operands.group_size and x.operands.out_dtype is DType.BF16]
+GROUPED_GEMMS = [x for x in grouped_tiles(Arch.SM90A) if not x.group_size and x.out_dtype is DType.BF16]
+MEASURED = [
+    (E4M3, Result.GROUP, (4096, 28672, 4096, 0), False),
+    (E4M3, Result.STATIC, (16, 28672, 4096, 0), False),
+    (E4M3, Result.BF16, (4096, 28672, 4096, 0), False),
+    (E4M3, Result.GROUP, (64, 73728, 7168, 0), True),
+    (S8, Result.GROUP, (16, 57344, 8192, 0), True),
+    (S8, Result.GROUP, (4096, 57344, 8192, 0), True),
+    (E4M3, Result.GROUP, (2, 28672, 4096, 8), True),
+    (E4M3, Result.GROUP, (8192, 28672, 4096, 8), True),
+    (E4M3, Result.GROUP, (32768, 1536, 2048, 128), False),
+    (E4M3, Result.BF16, (8192, 28672, 4096, 8), False),
+]
+"""Operands, result, (M, N, K, experts), and whether the two ops were faster by 4 % or more (H200, 2026-11-23 and 2026-11-27)."""
+
+
+def choice_of(make_manifest, configs: list[Any], of: tuple[DType, Result, tuple[int, ...]]) -> Any:
+    dtype, result, sizes = of
+    entries = make_manifest(*dict.fromkeys(configs)).entries
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+    one = GatedPartsConfig(operands=Operands(dtype=dtype, by_expert=bool(sizes[3])), epilogue=Epilogue(result=result))
+    number = classes_of(one)[[*Activation].index(Activation.SILU)]
+    return select(table, ShapedCall(family=NAME, call_class=number, sizes=sizes, alignments=(16, 16, 16)), SMS)
+
+
+@pytest.mark.parametrize(("dtype", "result", "sizes", "is_apart"), MEASURED)
+def test_the_choice_is_what_measured_times_say(make_manifest, dtype, result, sizes, is_apart) -> None:
+    configs = [*default(Arch.SM90A), *GEMMS, *GROUPED_GEMMS]
+    choice = choice_of(make_manifest, configs, (dtype, result, sizes))
+    assert isinstance(choice.entry.config, GatedPartsConfig) is is_apart, str(choice)
+
+
+@pytest.mark.parametrize(("experts", "gemms"), [(0, GROUPED_GEMMS), (8, GEMMS)])
+def test_a_build_without_the_gemms_never_runs_parts(make_manifest, experts: int, gemms: list[Any]) -> None:
+    """GEMMs of experts' rows make no dense product, and the reverse."""
+    choice = choice_of(make_manifest, [*default(Arch.SM90A), *gemms], (E4M3, Result.GROUP, (64, 73728, 7168, experts)))
+    assert not isinstance(choice.entry.config, GatedPartsConfig)
+    family = "moe" if experts else "scaled_mm"
+    said = {rejected.name: rejected.reason for rejected in choice.trace}
+    name = f"sm90a_gatedparts_e4m3_e4m3group128{'_experts' if experts else ''}"
+    assert said[name] == f"it is quarantined: the build has no variant of {family} that it launches"
+
+
+def test_names_needs_and_orders() -> None:
+    found = list(parts(Arch.SM90A))
+    assert len(found) == 12 and {x.epilogue.result for x in found} == set(RESULTS) and not list(parts(Arch.SM120F))
+    for config in found:
+        assert first_rejection(PARTS_RULES, config).ok and parse_name(to_name(config)) == config
+        needs = TUNING.needs(config)
+        assert needs is not None and needs.family == ("moe" if config.operands.by_expert else "scaled_mm")
+        assert order_of(config) == (EXACT if config.operands.dtype is S8 else None)
+
+
+@pytest.mark.parametrize(
+    ("operands", "result", "reason"),
+    [
+        (
+            Operands(dtype=E4M3, group_size=GROUP),
+            Result.BF16,
+            "scales in groups of 128: a plain GEMM has no blocks of gates and of ups, whose columns take turns",
+        ),
+        (
+            Operands(dtype=E4M3, by_expert=True, indexed=True),
+            Result.BF16,
+            "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, give rows in order",
+        ),
+        (
+            Operands(dtype=E4M3),
+            Result.FINE_GROUP,
+            "results in groups of 32 of operands in groups of 128: both have the same groups",
+        ),
+    ],
+)
+def test_rules(operands: Operands, result: Result, reason: str) -> None:
+    config = GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result))
+    assert first_rejection(PARTS_RULES, config).reason == reason
+    of_one = replace(
+        config, operands=Operands(dtype=E4M3), epilogue=Epilogue(result=Result.BF16, activation=Activation.SILU)
+    )
+    assert first_rejection(PARTS_RULES, of_one).reason == "activation=silu: one kernel has all, None"
