@@ -35,7 +35,7 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return []
     found: list[Contender] = [
         KvCachePeer(name="torch_mm", op="hadamard", bind=matrix_product),
-        *(KvCachePeer(name="torch_sdpa", op=op, bind=torch_attention) for op in OPS),
+        *(KvCachePeer(name="torch_sdpa", op=op, bind=torch_attention, reads_lengths=False) for op in OPS),
         *_restoring("sdpa", attend_by_torch),
     ]
     notes.append("peers read keys and values of their own, of the same sizes: their results are not checked")

@@ -23,6 +23,7 @@ from gemmill.tuner.protocol import first_line
 from gemmill.tuner.workloads import Workload
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
+from peers.humming_experts import Humming, HummingExperts
 from timed.blockscaled import BENCHMARK, workloads_of
 
 WEIGHTS = {
@@ -43,10 +44,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
-    """Its GEMM, if a package was named. Raises FieldError."""
-    if not options.humming or family not in ("blockscaled", "scaled_mm"):
+    """Its GEMM or its layers of experts, if a package was named. Raises FieldError."""
+    if not options.humming or family not in ("blockscaled", "scaled_mm", "fused_moe"):
         return []
     try:
+        if family == "fused_moe":
+            return [experts_contender(options.humming)]
         if family == "scaled_mm":
             return [groups_contender(options.humming)]
         found = humming_contender(options.humming)
@@ -110,10 +113,30 @@ def groups_contender(folder: str) -> LocalContender:
     )
 
 
+def experts_contender(folder: str) -> HummingExperts:
+    """Its layers of experts. Raises as `humming_contender`, and AttributeError where vLLM's library of experts was not loaded."""
+    layer, (forward, tune) = _layer_type(folder), (_module(folder, name) for name in ("forward", "tune"))
+    summed = importlib.import_module("peers.weighed_sum").weighed_sum
+    return HummingExperts(
+        of=Humming(
+            layer=layer,
+            configs=WEIGHTS,
+            tiles=tune.get_heuristics_config,
+            process=forward.may_process_input,
+            align=torch.ops._moe_C.moe_align_block_size.default,
+            sum=summed,
+        )
+    )
+
+
 def _layer_type(folder: str) -> Any:
+    return _module(folder, "layer").HummingLayer
+
+
+def _module(folder: str, name: str) -> Any:
     sys.path.insert(0, folder)
     try:
-        return importlib.import_module("humming.layer").HummingLayer
+        return importlib.import_module(f"humming.{name}")
     finally:
         sys.path.remove(folder)
 

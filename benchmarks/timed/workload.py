@@ -5,6 +5,7 @@ A family with a sweep has the tuner's (`gemmill.tuner.workloads`), which has the
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Generic, Self, TypeVar
 
 
@@ -78,3 +79,8 @@ class Workload(Generic[K]):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.of.text(self)}"
+
+
+def any_size(random: Random, least: int, most: int) -> float:
+    """A random size, as likely to be twice as large at any size."""
+    return float(least * (most / least) ** random.random())

@@ -9,8 +9,8 @@
 namespace gemmill::fused_moe {
 namespace {
 
-constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0, kFewTimes = 1.5;
-constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48;
+constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0, kFewTimes = 1.5, kWaitedRows = 40.0;
+constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048;
 struct {
   int64_t rows;
   double step_ns;
@@ -68,6 +68,15 @@ double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
   return kApartLaunches + moved + products;
 }
 
+double coding_ns(Facts const& row, Call const& call, double active) {
+  int64_t const inner = call.sizes[kSizeInner];
+  if (row.code_ps == 0 || (row.coders == 1 && inner <= kHeld)) return 0.0;
+  double const pairs = static_cast<double>(call.sizes[kSizePairs]), coders = static_cast<double>(row.coders);
+  double const fullest = std::min(static_cast<double>(row.tile_tokens), 2.0 * pairs / active - 1.0);
+  double const rows = std::max(1.0, fullest / coders) + pairs / (kWaitedRows * coders);
+  return static_cast<double>(row.code_ps) / 1000.0 * static_cast<double>(inner) * rows;
+}
+
 }  // namespace
 
 // Mirrored by gemmill.families.fused_moe.model, which says why.
@@ -76,12 +85,13 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   if (row.apart != 0) return apart_ns(call, sm_count, row.bits);
   if (row.streamed != 0) return streamed_ns(row, call, sm_count);
   int64_t const pairs = call.sizes[kSizePairs];
-  double const active = row.bits < 8 ? static_cast<double>(std::max<int64_t>(std::min(pairs, call.sizes[kSizeExperts]), 1)) : Dealt(call, row.tile_tokens).active;
-  double const tiles = active + static_cast<double>(pairs / row.tile_tokens);
+  Dealt const dealt(call, row.tile_tokens);
+  double const active = dealt.active, tiles = row.bits < 8 ? dealt.tiles : active + static_cast<double>(pairs / row.tile_tokens);
   double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;
   double const memory = active * read / kMemory;
   double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
-  return static_cast<double>(row.begin_ns) + std::max(memory, working) + 0.1 * std::min(memory, working);
+  double const begin = static_cast<double>(row.begin_ns) + coding_ns(row, call, active);
+  return begin + std::max(memory, working) + 0.1 * std::min(memory, working);
 }
 
 }  // namespace gemmill::fused_moe

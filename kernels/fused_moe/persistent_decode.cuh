@@ -338,7 +338,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
     int const lane = threadIdx.x % 32, pieces = of.x.inner / 4;
     float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
     auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
-    if (pieces > 32 * kHeld) return code_row<32>([&](int piece) { return __ldcg(values + piece); }, codes, of.x.inner, of.ws.inner_scales + row);
+    if (pieces > 32 * kHeld) return code_long(values, codes, pieces, of.ws.inner_scales + row);
     float4 held[kHeld];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) held[i] = __ldcg(values + min(lane + i * 32, pieces - 1));
@@ -351,6 +351,29 @@ struct DecodeGatedRows : GatedRows<Mm> {
       if (lane + i * 32 < pieces) codes[lane + i * 32] = word_of(coding, held[i]);
     }
     if (lane == 0) of.ws.inner_scales[row] = coding.scale;
+  }
+
+  // The same of longer rows, which are read twice. A lane asks for eight pieces together: each alone would take a trip to L2.
+  __device__ static void code_long(float4 const* values, uint32_t* codes, int pieces, float* scale) {
+    constexpr int kTogether = 8;
+    int const lane = threadIdx.x % 32;
+    auto const visit = [&](auto const& use) {
+#pragma unroll 1
+      for (int first = lane; first - lane < pieces; first += 32 * kTogether) {
+        float4 held[kTogether];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kTogether; ++i) use(first + i * 32, held[i]);
+      }
+    };
+    float largest = 0.0f;
+    visit([&](int, float4 v) { largest = largest_of(v, largest); });
+    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
+    visit([&](int piece, float4 v) {
+      if (piece < pieces) codes[piece] = word_of(coding, v);
+    });
+    if (lane == 0) *scale = coding.scale;
   }
 };
 

@@ -2,7 +2,7 @@
 
 from timed import Benchmark
 from timed.fused_moe.calls import TINY, ExpertsMaker, add_options, tiny, workload_of, workloads_of
-from timed.fused_moe.contenders import ExpertsContender, ExpertsWay, OneAfterTheOther, variants_of
+from timed.fused_moe.contenders import ExpertsContender, ExpertsWay, OneAfterTheOther, TwoProducts, variants_of
 
 BENCHMARK = Benchmark(
     add_options=add_options,
@@ -15,6 +15,7 @@ BENCHMARK = Benchmark(
     subject=lambda namespace, name: ExpertsContender(name=name, namespace=namespace),
     also=lambda: [
         OneAfterTheOther(),
+        TwoProducts(),
         ExpertsWay(name="three launches", namespace="gemmill", apart=False),
         ExpertsWay(name="grouped GEMMs", namespace="gemmill", apart=True),
     ],

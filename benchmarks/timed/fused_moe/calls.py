@@ -13,7 +13,7 @@ from gemmill.formats.layout import SIDE
 from gemmill.formats.sparse_blocks import CODE_BYTES, PLACE_BYTES
 from gemmill.formats.sparse_fp4 import PATTERNS
 from gemmill.vocab import Format
-from timed.workload import Kind, Workload
+from timed.workload import Kind, Workload, any_size
 
 LAYERS = {
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -217,8 +217,7 @@ def _drawn(random: Random) -> tuple[int, int, int, int]:
     while True:
         experts, top = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP)
         hidden, inner = (
-            DRAWN_STEP * round(least * (most / least) ** random.random() / DRAWN_STEP)
-            for least, most in (DRAWN_HIDDEN, DRAWN_INNER)
+            DRAWN_STEP * round(any_size(random, *sizes) / DRAWN_STEP) for sizes in (DRAWN_HIDDEN, DRAWN_INNER)
         )
         if top < experts and 3 * experts * hidden * inner <= DRAWN_ELEMENTS:
             return experts, top, hidden, inner

@@ -18,6 +18,7 @@ from gemmill.families.fused_moe.packing import PACKINGS
 from gemmill.families.fused_moe.reference import INTERLEAVED, Layer
 from gemmill.families.fused_moe.serving import layer_of
 from gemmill.runtime.library import Build
+from gemmill.vocab.format import NVFP4
 from harness import foreign_source
 from harness.contenders import CheckedCalls, WrongResult
 from timed.fused_moe.calls import FINE, ExpertsOperands
@@ -176,6 +177,51 @@ class OneAfterTheOther(_Timed):
         ops.grouped_mm.default(parts, inner, x.w2, inner_scales, x.w2_scales, offsets, None)
         weighed = parts[order.argsort()].view(p.tokens, p.top, p.hidden).float() * x.weights[..., None]
         x.out.copy_(weighed.sum(dim=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoProducts(CheckedCalls):
+    """Both grouped GEMMs of the layer alone, on rows in the order of experts that are codes already. Its results are not the layer's, so
+    nothing checks them."""
+
+    name: str = "two products alone"
+    complete: bool = False
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether the grouped GEMMs multiply such weights."""
+        packing = workload.of.packing
+        return packing is None or not (packing.sparse_group or (packing.is_coded and packing.format == NVFP4))
+
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        x, p = operands, operands.workload
+        counts = torch.bincount(x.ids[i].flatten(), minlength=p.experts)
+        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        of_weights = (x.w13, x.w13_scales, 2 * p.inner, p.hidden), (x.w2, x.w2_scales, p.hidden, p.inner)
+        first, second = (self._product(p, offsets, *given) for given in of_weights)
+
+        def both() -> None:
+            first()
+            second()
+
+        return both
+
+    def check(self, operands: ExpertsOperands, call: Callable[[], object]) -> None:
+        """Nothing."""
+
+    @staticmethod
+    def _product(
+        p: Workload, offsets: Tensor, weights: Tensor, scales: Tensor | None, n: int, k: int
+    ) -> Callable[[], object]:
+        rows, group, packing, device = p.tokens * p.top, p.of.group_size, p.of.packing, weights.device
+        coded = p.of.coded or (packing is not None and packing.is_coded)
+        a = torch.randn((rows, k), device=device).to(torch.float8_e4m3fn if coded else torch.bfloat16)
+        a_scales = torch.ones((-(-k // group) if group else 1, rows), device=device).t() if coded else None
+        given = torch.empty((rows, n), dtype=torch.bfloat16, device=device), a, weights, a_scales, scales
+        ops = torch.ops.gemmill
+        if packing is None:
+            return partial(ops.grouped_mm.default, *given, offsets, None)
+        return partial(ops.grouped_fp4_mm.default, *given, None, None, offsets, None, None, str(packing.format))
 
 
 def _coded(x: Tensor) -> tuple[Tensor, Tensor]:

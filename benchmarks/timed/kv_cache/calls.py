@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, Deco
 from gemmill.families.kv_cache.cases.measured import attention_arguments, random_cache
 from gemmill.families.kv_cache.cases.packed_calls import AttendCase, PackCase, specs_of
 from gemmill.families.kv_cache.packed import preset_format
-from timed.workload import Kind, Workload
+from timed.workload import Kind, Workload, any_size
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 FEWEST_COPIES, MOST_COPIES = 1, 32
@@ -28,6 +29,8 @@ SHAPES = {
 """Rows and columns; tokens; sequences and their length, of which prefilling has as many query rows; sequences, their last query rows
 and their length: a chunk of a prompt over 64K tokens, drafts."""
 _SEQUENCES = ("batch", "length")
+RAGGED = ("decode", "attend")
+"""Ops whose batches can have sequences of several lengths."""
 SIZES = {
     "hadamard": ("rows", "columns"),
     "store": ("tokens",),
@@ -55,6 +58,8 @@ KINDS = (
     "pack turboquant_prod3",
     "pack unit_centroids4",
 )
+DRAWN_SEQUENCES, DRAWN_TOKENS = (1, 64), (16, 32768)
+"""Least and most sequences of a random batch, and tokens of each: each as likely to be twice as many at any number."""
 _TINY, _WARM = (2, 33), (8, 16384)
 TINY = {
     "hadamard": (17, 128),
@@ -78,8 +83,8 @@ WARM = {
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheKind(Kind):
-    """An op and a format, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens. Where `is_ragged`, sequence i of n
-    has i / n of the length."""
+    """An op and a format, bf16: 32 query and 8 KV heads of 128 elements, pages of `page` tokens. Sequences have the `lengths`, or all
+    have one where there are none."""
 
     @property
     def op(self) -> str:
@@ -100,8 +105,9 @@ class KvCacheKind(Kind):
         return preset_format(told) if told in PRESETS else told
 
     def sizes(self, p: Workload) -> dict[str, int]:
-        """By name."""
-        return {name: getattr(p, name) for name in SIZES[self.op]}
+        """By name; of ragged batches the tokens of all sequences too."""
+        found = {name: getattr(p, name) for name in SIZES[self.op]}
+        return found | ({"tokens": sum(p.lengths)} if p.lengths else {})
 
     def flops(self, p: Workload) -> float:
         """Of many rows: two products of the keys that each row sees. Of others none that count."""
@@ -124,13 +130,26 @@ class KvCacheKind(Kind):
 
     def text(self, p: Workload) -> str:
         """The sizes in words."""
-        return super().text(p) + (" ragged" if p.is_ragged else "")
+        told = " x ".join(str(getattr(p, name)) for name in SIZES[self.op])
+        return f"{told} ragged, {sum(p.lengths)} tokens" if p.lengths else told
 
 
-def workload_of(kind: str, shape: Sequence[int], page: int = 64, *, is_ragged: bool = False) -> Workload[KvCacheKind]:
-    """A kind's call at the sizes that SIZES names."""
+def workload_of(
+    kind: str, shape: Sequence[int], page: int = 64, *, lengths: tuple[int, ...] = ()
+) -> Workload[KvCacheKind]:
+    """A kind's call at the sizes that SIZES names. Of ragged batches `lengths` are those of all sequences."""
     found = KvCacheKind(name=kind)
-    return found.at(**dict(zip(SIZES[found.op], shape, strict=True)), page=page, is_ragged=is_ragged)
+    return found.at(**dict(zip(SIZES[found.op], shape, strict=True)), page=page, lengths=lengths)
+
+
+def resized(p: Workload[KvCacheKind], shape: Sequence[int]) -> Workload[KvCacheKind]:
+    """The same kind of call at other sizes; lengths of a ragged batch rise to the longest."""
+    return workload_of(p.kind, shape, p.page, lengths=rising(*shape) if p.lengths else ())
+
+
+def rising(batch: int, length: int) -> tuple[int, ...]:
+    """Lengths of which sequence i of n has i / n of the longest."""
+    return tuple(-(-length * i // batch) for i in range(1, batch + 1))
 
 
 def rows_of(p: Workload) -> int:
@@ -141,7 +160,8 @@ def rows_of(p: Workload) -> int:
 
 def lengths_of(p: Workload) -> tuple[int, ...]:
     """Tokens of each sequence."""
-    return tuple(-(-p.length * i // p.batch) for i in range(1, p.batch + 1)) if p.is_ragged else (p.length,) * p.batch
+    lengths: tuple[int, ...] = p.lengths or (p.length,) * p.batch
+    return lengths
 
 
 def case_of(p: Workload) -> HadamardCase | CompressCase | DecompressCase | DecodeCase | AttendCase | PackCase:
@@ -188,7 +208,7 @@ class KvCacheMaker:
         if isinstance(case, AttendCase | DecodeCase):
             given = attention_arguments(case, self._device)
             lengths = torch.tensor(lengths_of(workload), dtype=torch.int32, device=self._device)
-            return given | {"seq_lens": lengths} if workload.is_ragged else given
+            return given | {"seq_lens": lengths} if workload.lengths else given
         values = self._restored(case) if isinstance(case, DecompressCase) else case.arguments(self._device)
         return dict(zip(case.schema.arguments, values, strict=True))
 
@@ -210,14 +230,38 @@ def workloads_of(options: Namespace) -> list[Workload]:
     found = [kind for kind in KINDS if any(part in kind for part in options.op.split(","))]
     if not found:
         raise ValueError(f"no kind has {options.op!r} in its name: there are {', '.join(KINDS)}")
+    if options.draw is not None:
+        return _drawn(Random(options.draw), options.draws, found, options.page)
     return [workload for kind in found for workload in _of_kind(kind, options.page, options.ragged)]
 
 
 def _of_kind(kind: str, page: int, ragged: bool) -> Iterator[Workload]:
     op = kind.split()[0]
     for shape in SHAPES[op]:
-        if not ragged or (op in ("decode", "attend") and shape[0] > 1):
-            yield workload_of(kind, shape, page, is_ragged=ragged)
+        if not ragged:
+            yield workload_of(kind, shape, page)
+        elif op in RAGGED and shape[0] > 1:
+            yield workload_of(kind, shape, page, lengths=rising(*shape))
+
+
+def _drawn(random: Random, count: int, kinds: Sequence[str], page: int) -> list[Workload]:
+    """Random batches, the same of each kind that attends over them. Raises ValueError."""
+    batches = [_lengths(random) for _ in range(count)]
+    shapes = [(len(lengths), max(lengths)) for lengths in batches]
+    ragged = [kind for kind in kinds if kind.split()[0] in RAGGED]
+    if not ragged:
+        raise ValueError(f"--draw makes batches of {' and '.join(RAGGED)}, not of {', '.join(kinds)}")
+    return [
+        workload_of(kind, shape, page, lengths=lengths)
+        for shape, lengths in zip(shapes, batches, strict=True)
+        for kind in ragged
+    ]
+
+
+def _lengths(random: Random) -> tuple[int, ...]:
+    """Of the sequences of a random batch."""
+    sequences = round(any_size(random, *DRAWN_SEQUENCES))
+    return tuple(round(any_size(random, *DRAWN_TOKENS)) for _ in range(sequences))
 
 
 def small(kind: str) -> Workload:
@@ -231,3 +275,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ragged", action="store_true", help="batches of decode and attend whose lengths rise evenly to the longest"
     )
+    parser.add_argument(
+        "--draw", type=int, metavar="SEED", help="draw batches of decode and attend in place of the table's"
+    )
+    parser.add_argument("--draws", type=int, default=10, help="how many are drawn")

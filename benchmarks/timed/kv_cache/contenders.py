@@ -65,10 +65,12 @@ class KvCachePeer(CheckedCalls):
     bind: Callable[[dict[str, Any], Workload], Callable[[], object]]
     """A call, from the arguments of gemmill's."""
     complete: bool = True
+    reads_lengths: bool = True
+    """Whether sequences of a batch can have several lengths."""
 
     def takes(self, workload: Workload) -> bool:
         """Whether the workload is one of its kind."""
-        return workload.of.op == self.op
+        return workload.of.op == self.op and (self.reads_lengths or not workload.lengths)
 
     def call(self, operands: KvCacheOperands, i: int) -> Callable[[], object]:
         """A call with its arguments bound."""

@@ -13,7 +13,7 @@ from gemmill.families.moe.sweep import SWEEP, MeasuredOp
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
 from gemmill.vocab import Format
 from gemmill.vocab.format import NVFP4
-from timed.workload import Kind, Workload
+from timed.workload import Kind, Workload, any_size
 
 LAYERS = (
     (32, 8, 4096, 7168),
@@ -256,17 +256,13 @@ def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) ->
     drawn = 0
     while drawn < count:
         experts, top, routing = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP), random.choice(routings)
-        n, k = (DRAWN_STEP * round(_any_size(random, *DRAWN_SIZES) / DRAWN_STEP) for _ in range(2))
-        tokens = round(_any_size(random, *DRAWN_TOKENS))
+        n, k = (DRAWN_STEP * round(any_size(random, *DRAWN_SIZES) / DRAWN_STEP) for _ in range(2))
+        tokens = round(any_size(random, *DRAWN_TOKENS))
         if experts * n * k > DRAWN_ELEMENTS:
             continue
         drawn += 1
         for kind in kinds:
             yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
-
-
-def _any_size(random: Random, least: int, most: int) -> float:
-    return float(least * (most / least) ** random.random())
 
 
 def tiny(workload: Workload) -> Workload:

@@ -359,6 +359,29 @@ def test_the_model_gives_few_rows_small_tiles() -> None:
     assert chosen == sorted(chosen) and chosen[0] == 8 and chosen[-1] >= 64
 
 
+@pytest.mark.parametrize(
+    ("tokens", "layer", "tiles"),
+    [
+        (16, (16, 6, 1664, 9472), {32, 112}),  # 695 us by tiles of 8 rows, of 64 tokens 185 by tiles of 32
+        (64, (8, 1, 2304, 7552), {32, 112}),
+        (8, (32, 8, 2688, 12800), {32, 112}),
+        (1, (64, 2, 1024, 15872), {32, 112}),
+        (64, (256, 6, 4096, 2048), {8}),  # a warp codes a row of 2,048 in one step
+        (64, (512, 6, 6912, 384), {8}),
+        (1024, (32, 8, 2688, 12800), {224}),
+    ],
+)
+def test_tiles_of_few_rows_are_not_chosen_where_one_warp_codes_long_rows(
+    tokens: int, layer: tuple[int, int, int, int], tiles: set[int]
+) -> None:
+    experts, top, hidden, inner = layer
+    configs = [c for c in default(Arch.SM90A) if isinstance(c, PackedExpertsConfig) and str(c.packing) == "mxfp4_e4m3"]
+    rows = [row for i, config in enumerate(configs) for row in TUNING.rows(config, i)]
+    sizes = (tokens * top, inner, hidden, experts)
+    call = ShapedCall(family="fused_moe", call_class=0, sizes=sizes, alignments=(16, 16, 16))
+    assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_tokens in tiles
+
+
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_cases_pass_on_a_cpu(packing: Packing) -> None:
     config = next(config for config in packed(Arch.SM90A) if config.packing == packing)

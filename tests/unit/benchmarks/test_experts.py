@@ -21,8 +21,8 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tuner.program import stand_in_build
 from gemmill.vocab import Arch, DType
-from timed.fused_moe.calls import KINDS, ExpertsOperands, workload_of, workloads_of
-from timed.fused_moe.contenders import ExpertsWay, _kernel, variants_of
+from timed.fused_moe.calls import KINDS, ExpertsMaker, ExpertsOperands, workload_of, workloads_of
+from timed.fused_moe.contenders import ExpertsWay, TwoProducts, _kernel, variants_of
 from timed.workload import Workload
 
 SOURCE = """import vllm.envs
@@ -119,6 +119,26 @@ def test_drawn_layers_are_those_of_their_seed() -> None:
     for p in first:
         assert p.top < p.experts and p.hidden % 128 == p.inner % 128 == 0
         assert 1024 <= p.hidden <= 8192 and 256 <= p.inner <= 16384 and 3 * p.experts * p.hidden * p.inner <= 1 << 33
+
+
+@pytest.mark.parametrize("kind", ["fp8_groups", "fp8", "bf16", "nvfp4", "mxfp4_e4m3"])
+def test_both_products_alone_are_legal_calls_of_all_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference takes them, and their results have a row for each pair."""
+    x = ExpertsMaker(torch.device("cpu"), 0).make(workload_of(kind, (4, 2, 256, 128), 9))
+    made: list[torch.Size] = []
+    empty = torch.empty
+
+    def noted(*given: object, **told: object) -> torch.Tensor:
+        made.append((found := empty(*given, **told)).shape)
+        return found
+
+    products = TwoProducts()
+    assert products.takes(x.workload) and not products.takes(workload_of("nvfp4_2to4", (4, 2, 256, 128), 9))
+    monkeypatch.setattr(torch, "empty", noted)
+    call = products.call(x, 0)
+    monkeypatch.undo()
+    call()
+    assert made == [(18, 256), (18, 256)]
 
 
 def test_a_sweep_has_the_variants_of_a_workloads_weights_alone():

@@ -6,6 +6,7 @@ import pytest
 
 from gemmill.tuner.workloads import tiny, workload_of
 from gemms import MeasuredOp, gemm
+from timed.kv_cache import calls as kv_cache
 from timed.scaled_mm import (
     BF16_TABLE,
     FP8_TABLE,
@@ -119,3 +120,23 @@ def test_random_sizes_of_sparse_gemms_are_those_of_their_seed():
     assert all(p.m % 16 == p.n % 128 == p.k % 128 == 0 and 16 <= p.m <= 8192 for p in found)
     assert all(1 << 22 <= p.n * p.k <= 1 << 28 and min(p.n, p.k) >= 512 for p in found)
     assert min(p.m for p in found) < 64 and max(p.m for p in found) > 2048 and max(p.k for p in found) > 16384
+
+
+def test_random_batches_of_attention_have_lengths_of_their_seed() -> None:
+    """All lengths are within bounds, and the longest is the workload's; a uniform batch has no lengths of its own."""
+
+    def drawn(seed: int, op: str = "decode") -> list[Workload]:
+        return kv_cache.workloads_of(Namespace(op=op, page=64, ragged=False, draw=seed, draws=20))
+
+    first = drawn(1)
+    assert first == drawn(1) != drawn(2) and {p.kind for p in first} == {"decode 4 bits", "decode 3 bits"}
+    for p in first:
+        lengths = kv_cache.lengths_of(p)
+        assert len(lengths) == p.batch <= 64 and min(lengths) >= 16 and max(lengths) == p.length <= 32768
+        assert p.sizes["tokens"] == sum(lengths)
+    assert any(len(set(p.lengths)) > 1 for p in first)
+    plain = kv_cache.workload_of("decode 4 bits", (3, 100))
+    assert kv_cache.lengths_of(plain) == (100, 100, 100) and "tokens" not in plain.sizes
+    assert kv_cache.lengths_of(kv_cache.resized(first[0], (4, 10))) == (3, 5, 8, 10)
+    with pytest.raises(ValueError, match="--draw makes batches of decode and attend, not of pack eden4"):
+        drawn(1, "pack eden4")

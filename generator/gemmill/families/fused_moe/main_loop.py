@@ -1,7 +1,7 @@
 """Main loops of packed weights: one table, which spelling, rules, selections and the model read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gemmill.families.fused_moe.packing import PACKINGS, Packing
@@ -51,6 +51,10 @@ class Body:
     """Picoseconds for 1,024 bytes of weights."""
     begin_ns: int
     """Nanoseconds of three launches of few tiles."""
+    code_ps: Mapping[int, int] = field(default_factory=dict)
+    """Picoseconds in which a warp codes an element of the first product's results, where those become codes."""
+    coders: int = 0
+    """Warps that code a tile's rows; 0 for one each."""
 
 
 _DENSE = [packing for packing in PACKINGS if not (packing.sparse_group or packing.is_coded)]
@@ -62,9 +66,9 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
     return dict.fromkeys(packings, stages)
 
 
-# Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash; that of 16 rows is a guess. Others are from whole calls of
-# these (H200, 2026-11-23; docs/notes/fused_moe.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first
-# launch takes longer.
+# Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash, of boxed ones from whole calls of these (H200, 2026-11-23). Those of
+# codes, tiles of 8 to 224 rows, are fitted to eight random layers (H200, 2026-11-28; docs/notes/fused_moe.md). Wide tiles are half as many, so fewer
+# multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
     sparse_header="gemm/sparse_e2m1.cuh",
@@ -76,8 +80,10 @@ _BY_GROUPS = Body(
     products=("WarpgroupProducts", ""),
     stages=_of(_DENSE, {32: 5, 64: 4, 128: 5}) | _of(_FOLDED, {16: 8, 32: 6, 64: 5, 128: 6}),
     row_groups={16: 2, 32: 2, 64: 2, 128: 2},
-    tile_ps={16: 370, 32: 440, 64: 560, 128: 1300},
+    tile_ps={16: 584, 32: 440, 64: 560, 128: 1300},
     begin_ns=12000,
+    code_ps={16: 6280, 32: 6280, 64: 6280, 128: 6280},
+    coders=8,
 )
 _BY_WARPS = replace(
     _BY_GROUPS,
@@ -86,6 +92,7 @@ _BY_WARPS = replace(
     stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
     row_groups={8: 1, 16: 1},
     tile_ps={8: 300, 16: 370},
+    code_ps={},
 )
 LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
     MainLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
@@ -106,8 +113,10 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", ""),
             stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
             row_groups={8: 2},
-            tile_ps={8: 215},
-            begin_ns=16000,
+            tile_ps={8: 256},
+            begin_ns=26000,
+            code_ps={8: 3430},
+            coders=1,
         ),
         Body(
             header="persistent_prefill",
@@ -116,8 +125,9 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             epilogues=("PrefillGatedRows", "PrefillParts"),
             stages=_of(_FOLDED, {32: 7, 112: 8, 224: 4}),
             row_groups={32: 2, 112: 2, 224: 2},
-            tile_ps={32: 280, 112: 450, 224: 600},
-            begin_ns=33000,
+            tile_ps={32: 309, 112: 447, 224: 578},
+            begin_ns=28400,
+            code_ps={32: 3270, 112: 490, 224: 2110},
         ),
     ),
     MainLoop.BOXED: (

@@ -3,6 +3,9 @@
 Each tile of an expert with rows reads the expert's weights once. The first of these reads comes from memory. A tile's
 step takes the time of its loads, which grow with its rows.
 
+Where activations become codes, a tile's last warps code its rows, one row after another. A warp that codes stores no
+parts of tiles, which other tiles then wait for: so the time grows with all rows, too.
+
 For grouped GEMMs it takes their own model (gemmill.families.moe.model), with the better of two tiles. Between them the
 device reads and writes rows.
 """
@@ -31,6 +34,10 @@ Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nin
 2026-11-25).
 """
 
+_HELD, _WAITED_ROWS = 2048, 40.0
+"""Columns of a row that one warp codes in one step, and rows of all experts that cost as much as one more row to code (H200,
+2026-11-28)."""
+
 
 class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `Facts` in kernels/fused_moe/model.h."""
@@ -47,22 +54,37 @@ class RowFacts(NamedTuple):
     """Whether grouped GEMMs compute both products."""
     streamed: int
     """Whether TMA streams weights to tiles of 256 of their rows."""
+    code_ps: int
+    """Picoseconds in which a warp codes an element of the first product's results; 0 where these are no codes."""
+    coders: int
+    """Warps that code a tile's rows."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     """Estimated nanoseconds of a call."""
-    pairs, inner, hidden, weights = call.sizes
+    pairs, inner, hidden, _ = call.sizes
     facts: RowFacts = row.facts
     if facts.apart:
         return _apart_ns(call, sm_count, facts.bits)
     if facts.streamed:
         return _streamed_ns(facts, call, sm_count)
-    active = float(max(min(pairs, weights), 1)) if facts.bits < 8 else _dealt(call, facts.tile_tokens)[0]
-    tiles = active + float(pairs // facts.tile_tokens)
+    active, tiles = _dealt(call, facts.tile_tokens)
+    if facts.bits >= 8:
+        tiles = active + float(pairs // facts.tile_tokens)
     read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
     memory = active * read / _MEMORY
     working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
-    return float(facts.begin_ns) + max(memory, working) + 0.1 * min(memory, working)
+    begin = float(facts.begin_ns) + _coding_ns(facts, pairs, inner, active)
+    return begin + max(memory, working) + 0.1 * min(memory, working)
+
+
+def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
+    """The part of it in which results become codes. The fullest tile has about twice as many rows as the mean."""
+    if not facts.code_ps or (facts.coders == 1 and inner <= _HELD):
+        return 0.0
+    fullest = min(float(facts.tile_tokens), 2.0 * float(pairs) / active - 1.0)
+    rows = max(1.0, fullest / float(facts.coders)) + float(pairs) / (_WAITED_ROWS * float(facts.coders))
+    return float(facts.code_ps) / 1000.0 * float(inner) * rows
 
 
 def _streamed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:

@@ -35,7 +35,15 @@ def _begin_ns(config: AnyConfig) -> int:
     return _SHARED_BEGIN_NS if config.tile_tokens == STREAMED_TILES[0] else _BEGIN_NS
 
 
+def _coding(config: AnyConfig) -> tuple[int, int]:
+    """Picoseconds in which a warp codes an element of results, and the warps that code a tile's rows."""
+    if not isinstance(config, PackedExpertsConfig) or not config.packing.is_coded:
+        return 0, 1
+    return config.body.code_ps[config.tile_tokens], config.body.coders or config.tile_tokens
+
+
 def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
+    code_ps, coders = _coding(config)
     yield Row(
         kernel=kernel,
         call_class=CLASSES.number(config),
@@ -49,6 +57,8 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
             begin_ns=0 if config.apart else _begin_ns(config),
             apart=int(config.apart),
             streamed=int(config.streamed),
+            code_ps=code_ps,
+            coders=coders,
         ),
     )
 

@@ -131,12 +131,18 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         yield ExpertsCase(spec=replace(spec, data="integers"))
         if i < 4:
             yield ExpertsCase(spec=spec)
+    if isinstance(config, PackedExpertsConfig) and config.packing.is_coded:  # rows longer than a warp holds
+        spec = replace(first, tokens=tile + 3, hidden=64, inner=_LONG, weights=2, topk=1)
+        yield ExpertsCase(spec=_packed(spec, config))
+        yield ExpertsCase(spec=replace(_packed(spec, config), data="integers"))
     if not config.group_size and config.packing is None:
         yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
     if config.dtype is CODED and not config.group_size:
         yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=48, weights=3, topk=2, of_experts=True))
 
 
+_LONG = 2080
+"""Columns of a row that a warp codes in several steps."""
 _MOST_PACKED = 40
 """The most experts in a case with packed weights: packing takes the host longer than all else."""
 
