@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 import gemmill
 from builds import TableOnly
@@ -249,7 +248,7 @@ def applied(kernel: Any, layer: Any) -> Any:
     return kernel.apply_weights(layer, x[:, :32] if name == "GemmillInt8Linear" else x)
 
 
-@pytest.mark.parametrize("fails", ["", "in a fake call", "in a real call", "while it is packed"])
+@pytest.mark.parametrize("fails", ["", "in a meta call", "in a real call", "while it is packed"])
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_layer_whose_first_call_fails_stays_with_vllm(
     vllm, served, served_fp4, monkeypatch, caplog, packs: bool, fails: str
@@ -261,7 +260,7 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
     right = getattr(gemmill, op)
 
     def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
-        if isinstance(x, FakeTensor) == (fails == "in a fake call") and fails in ("in a fake call", "in a real call"):
+        if x.is_meta == (fails == "in a meta call") and fails in ("in a meta call", "in a real call"):
             raise RuntimeError("base is bf16:\npass f32")
         return right(x, *operands, **named)
 
@@ -283,7 +282,7 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
         assert out == "vLLM's" and {name: vars(layer)[name] for name in before} == before
         (message,) = caplog.messages
         told = {
-            "in a fake call": "its first call of fake tensors, as torch.compile makes it, failed (base is bf16: pass f32)",
+            "in a meta call": "its first call of meta tensors, as torch.compile's fake ones, failed (base is bf16: pass f32)",
             "in a real call": "its first call failed (base is bf16: pass f32)",
             "while it is packed": "base is bf16: pass f32",
         }
