@@ -315,7 +315,7 @@ def block_of(weight: torch.Size, scales: torch.Size) -> int:
 
 def row_of(scales: torch.Tensor) -> torch.Tensor:
     """Scales per channel as gemmill takes them, [1, N], from engines' [N, 1]; a single one as it is."""
-    return scales.reshape(1, -1) if scales.numel() > 1 else scales
+    return scales if scales.numel() == 1 or (scales.dim() == 2 and scales.shape[0] == 1) else scales.reshape(1, -1)
 
 
 _complained: set[str] = set()

@@ -290,6 +290,27 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
         assert (vars(layer).get("prepared") == "vLLM's") == (type(kernel).__name__ == "GemmillFP8Linear")
 
 
+def test_views_of_weights_are_made_once_and_anew_where_weights_move(vllm, served, monkeypatch) -> None:
+    """Calls outside of graphs keep them, also where an engine gives the same parameter other memory."""
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
+    monkeypatch.setattr(kernels(), "refusal", lambda layer: None)
+    for name, (kernel, layer) in linears(packs=False).items():
+        kernel.process_weights_after_loading(layer)
+        first = applied(kernel, layer)
+        kept = dict(kernel._views)
+        assert kept and torch.equal(applied(kernel, layer), first), name
+        assert all(kernel._views[place] is views for place, views in kept.items()), name
+        scales = layer.weight_scale_inv if "Block" in name else layer.weight_scale
+        scales.data = 2 * scales.data
+        assert first.abs().min() > 0 and torch.equal(applied(kernel, layer), 2 * first), name
+        if name == "GemmillInt8Linear":  # which keeps views and parameters: a graph has neither
+            assert torch.equal(torch.compile(applied, backend="eager", fullgraph=True)(kernel, layer), 2 * first)
+        layer.weight = (2 * layer.weight.float().t()).to(layer.weight.dtype).contiguous().t()
+        if "Block" in name:
+            layer.weight = layer.weight.contiguous()
+        assert torch.equal(applied(kernel, layer), 4 * first), name
+
+
 def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:
     own = kernels().GemmillBlockFP8Linear
     config = fp8_config(weight=(128, 128), activation=(1, 128), shape=(256, 512))
