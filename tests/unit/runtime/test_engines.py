@@ -290,7 +290,7 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
         assert (vars(layer).get("prepared") == "vLLM's") == (type(kernel).__name__ == "GemmillFP8Linear")
 
 
-def test_views_of_weights_are_made_once_and_anew_where_weights_move(vllm, served, monkeypatch) -> None:
+def test_views_of_weights_are_made_once_and_again_where_weights_move(vllm, served, monkeypatch) -> None:
     """Calls outside of graphs keep them, also where an engine gives the same parameter other memory."""
     monkeypatch.setattr(linear, "refusal", lambda layer: None)
     monkeypatch.setattr(kernels(), "refusal", lambda layer: None)

@@ -80,7 +80,7 @@ class _OnThisGpu:
 
 
 def _once(kernel: _OnThisGpu, name: str, view: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The view of a layer's tensor, made anew where it lies elsewhere: a view takes the host as long as the rest of a call.
+    """The view of a layer's tensor, made again where it lies elsewhere: a view takes the host as long as the rest of a call.
 
     Compiled graphs make it themselves, for a tensor of the kernel's would be a constant there.
     """
