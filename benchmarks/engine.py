@@ -27,6 +27,7 @@ from typing import Any
 from harness import devices
 from harness.written import write_json
 from served.agreement import agreement, with_itself
+from served.loading import PROFILES
 from served.models import MODELS, Model, has_weights, model_of
 from served.random_weights import LOAD_FORMAT
 from served.side import SUBJECT, EngineError, Side
@@ -117,7 +118,7 @@ def started(model: Model, given: str, options: argparse.Namespace, stack: ExitSt
     sides = []
     for name, setting in settings.items():
         given_arguments = _joined(arguments(model, given, options, folder / "model"), setting)
-        side = Side(name, given_arguments, folder / name)
+        side = Side(name, given_arguments, folder / name, variables={PROFILES: "1"} if options.profile_loading else {})
         stack.callback(side.stop)
         sides.append(side)
         if options.one_at_a_time:
@@ -165,7 +166,13 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     outputs = {side.name: side.ask("outputs", **JUDGED) for side in sides}
     for side in sides:
         row["sides"][side.name] |= {"served": side.ask("served"), "with_itself": with_itself(outputs[side.name])}
-        row["sides"][side.name]["loading"] = side.ask("loaded")
+        row["sides"][side.name]["loading"] = found = side.ask("loaded")
+        for function in found.get("load_model", {}).get("profile", [])[:40]:
+            print(
+                f"{side.name}: {function['s']:8.3f} s, {function['own_s']:7.3f} s alone, {function['calls']:7} calls: "
+                f"{function['function']}",
+                flush=True,
+            )
         if options.host:
             row["sides"][side.name]["host_us"] = side.ask("host")
     if options.host:
@@ -230,7 +237,7 @@ def main(given: Sequence[str] | None = None) -> int:
             name: getattr(options, name)
             for name in (
                 *("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time", "together"),
-                "prefix_caching",
+                *("prefix_caching", "profile_loading"),
             )
         },
         "rows": rows,
@@ -271,6 +278,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
     parser.add_argument(
         "--host", action="store_true", help="time the host's part of a call of each kind of linear layers"
+    )
+    parser.add_argument(
+        "--profile-loading", action="store_true", help="record Python's functions while a model loads, which slows them"
     )
     parser.add_argument(
         "--prefix-caching",

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmill.formats.fp4_blocks import CODE_BYTES
 from gemmill.formats.layout import SIDE, STAGE_COLUMNS
@@ -151,17 +150,17 @@ def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors
 def first_call_passes(layer: Layer, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:
     """Whether a trial of a layer's first call passes; a failure goes to the log. Raises nothing.
 
-    The trial makes the call with fake tensors, as torch.compile does and once for layers that are alike, and with
-    these. So an engine has its weights until both have passed.
+    The trial makes the call with meta tensors, for which ops run the fakes that torch.compile asks, once for layers that
+    are alike. Then it makes it with these. So an engine has its weights until both have passed. Fake tensors in place of
+    meta ones would import symbolic shapes, which takes seconds.
     """
     given = [None if tensor is None else tensor.data for tensor in tensors]  # without engines' subclasses
     alike = layer, *(None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
-    kind = "of fake tensors, as torch.compile makes it, "
+    kind = "of meta tensors, as torch.compile's fake ones, "
     try:
         with torch.no_grad():
             if alike not in _passed:
-                with FakeTensorMode() as mode:
-                    call(*(None if tensor is None else mode.from_tensor(tensor) for tensor in given))
+                call(*(None if tensor is None else _on_meta(tensor) for tensor in given))
             kind = ""
             call(*given)
     except Exception as error:  # the same
@@ -171,8 +170,12 @@ def first_call_passes(layer: Layer, call: Callable[..., Any], *tensors: torch.Te
     return True
 
 
+def _on_meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
 _passed: set[Hashable] = set()
-"""Layers with their tensors' shapes, strides and dtypes, whose calls of fake tensors pass: tens of layers are alike."""
+"""Layers with their tensors' shapes, strides and dtypes, whose calls of meta tensors pass: tens of layers are alike."""
 
 
 def take(layer: Layer, by: str, of: object | None = None, rows: str = "") -> None:
@@ -312,7 +315,7 @@ def block_of(weight: torch.Size, scales: torch.Size) -> int:
 
 def row_of(scales: torch.Tensor) -> torch.Tensor:
     """Scales per channel as gemmill takes them, [1, N], from engines' [N, 1]; a single one as it is."""
-    return scales.reshape(1, -1) if scales.numel() > 1 else scales
+    return scales if scales.numel() == 1 or (scales.dim() == 2 and scales.shape[0] == 1) else scales.reshape(1, -1)
 
 
 _complained: set[str] = set()

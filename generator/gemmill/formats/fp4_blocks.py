@@ -100,31 +100,31 @@ class Fp4Blocks:
 
 
 @cache
-def _words_of_bytes() -> tuple[tuple[int, ...], ...]:
-    """Of each of a thread's eight bytes of codes, columns 2 pair and + 1, the bits of its 64 that each value of the byte sets, int64."""
+def _words_of_bytes() -> Tensor:
+    """Of each of a thread's eight bytes of codes, columns 2 pair and + 1, the bits of its 64 that each value of the byte sets: int64
+    [8, 256] on the CPU."""
     words = [[0] * 256 for _ in range(8)]
     for code, bit, place in BITS:
         for byte in range(256):
             if byte >> (4 * (code % 2) + bit) & 1:
                 words[code // 2][byte] |= 1 << place
-    return tuple(tuple(word - (word >> 63 << 64) for word in of_byte) for of_byte in words)
+    signed = [[word - (word >> 63 << 64) for word in of_byte] for of_byte in words]
+    return torch.tensor(signed, dtype=torch.int64, device="cpu")
 
 
 def in_words(codes: Tensor) -> Tensor:
     """The codes [rows, K], two in a byte, as bytes [rows / 64, K / 64, 2048].
 
-    It looks a byte's bits up, in a few passes over the weights.
+    It looks all bytes' bits up in one pass, for passes are launches, and adds those of each word.
     """
     tiles, blocks = codes.shape[0] // SIDE, 2 * codes.shape[1] // SIDE
-    table = torch.tensor(_words_of_bytes(), dtype=torch.int64, device=codes.device)
+    table = _words_of_bytes().to(codes.device)
     # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns
     split = codes.reshape(tiles, 4, 2, 8, blocks, 2, 2, 2, 4)
-    words = torch.zeros(tiles, 4, 8, blocks, 2, 4, dtype=torch.int64, device=codes.device)
-    for byte in range(8):
-        step, of_columns, of_rows = byte >> 2, byte >> 1 & 1, byte & 1
-        words |= table[byte][split[:, :, of_rows, :, :, :, step, of_columns].int()]
-    threads = words.permute(0, 3, 1, 2, 5, 4).contiguous()
-    return threads.reshape(-1).view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
+    of_words = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2).reshape(-1, len(table)).int()
+    of_words += torch.arange(len(table), dtype=torch.int32, device=codes.device) * table.shape[1]
+    words = table.flatten()[of_words].sum(dim=1)  # no two bytes set the same bit
+    return words.view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
 
 
 def codes_of(words: Tensor) -> Tensor:

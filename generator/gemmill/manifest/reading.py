@@ -9,6 +9,7 @@ import os
 import re
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,7 +68,7 @@ def read_manifest(path: Path) -> Manifest:
 def _manifest_of(data: dict[str, Any], path: Path) -> Manifest:
     fields = {name: value for name, value in data.items() if name != DIGEST}
     try:
-        manifest: Manifest = _convert(fields, Manifest, "manifest")
+        manifest: Manifest = _reader(Manifest)(fields, (None, "manifest"))
     except ValueError as error:
         if data.get(DIGEST) != own_digest(fields):
             raise
@@ -149,67 +150,93 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
         raise ManifestError(reason)
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind):
-        return _convert_dataclass(value, kind, where)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"{where} is {value!r}, expected one of {', '.join(m.value for m in kind)}") from None
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _convert(value, typing.get_args(kind)[0], where)
-    if origin is tuple:
-        return _convert_tuple(value, typing.get_args(kind), where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is {type(value).__name__}, expected an object")
-        return {str(k): _convert(v, typing.get_args(kind)[1], f"{where}.{k}") for k, v in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{where} is {type(value).__name__} {value!r}, expected {kind.__name__}")
-    return value
+Place = tuple[Any, str]
+"""Where a value is: the place of the value that it is in, or None, and how it is reached from there."""
+Reader = Callable[[Any, Place], Any]
+"""Makes a value of some type of JSON's. Raises ValueError, which names the place."""
 
 
-def _convert_dataclass(value: Any, kind: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is {type(value).__name__}, expected an object")
-    hints = _hints_of(kind)
-    required = hints.keys()
-    if kind is KernelEntry and "family" in value:
-        hints = hints | _types_of(value, where)
-    if missing := required - value.keys():
-        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")
-    if unknown := value.keys() - required:
-        raise ValueError(f"{where} has unknown fields {', '.join(sorted(unknown))}")
-    return kind(**{name: _convert(value[name], hints[name], f"{where}.{name}") for name in required})
+def _told(place: Place | None) -> str:
+    return "" if place is None else _told(place[0]) + place[1]
 
 
 @functools.cache
-def _hints_of(kind: Any) -> dict[str, Any]:
-    """Types of a dataclass's fields, by sorted names. Made once: a manifest has thousands of values of a kind."""
+def _reader(kind: Any) -> Reader:
+    """Of a type. Made once: a manifest has thousands of values of one."""
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(_read_dataclass, kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return functools.partial(_read_enum, kind)
+    if origin in (typing.Union, types.UnionType):
+        some = _reader(of[0])
+        return lambda value, place: None if value is None else some(value, place)
+    if origin is tuple:
+        return functools.partial(_read_tuple, of)
+    if origin is dict:
+        return functools.partial(_read_dict, _reader(of[1]))
+    return functools.partial(_read_plain, kind)
+
+
+def _read_plain(kind: Any, value: Any, place: Place) -> Any:
+    if type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    raise ValueError(f"{_told(place)} is {type(value).__name__} {value!r}, expected {kind.__name__}")
+
+
+def _read_enum(kind: Any, value: Any, place: Place) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{_told(place)} is {value!r}, expected one of {', '.join(m.value for m in kind)}") from None
+
+
+def _read_dict(read: Reader, value: Any, place: Place) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{_told(place)} is {type(value).__name__}, expected an object")
+    return {str(k): read(v, (place, f".{k}")) for k, v in value.items()}
+
+
+def _read_dataclass(kind: Any, value: Any, place: Place) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{_told(place)} is {type(value).__name__}, expected an object")
+    readers = _readers_of(kind)
+    required = readers.keys()
+    if kind is KernelEntry and "family" in value:
+        readers = readers | {"config": _reader(_config_of(value, place))}
+    if missing := required - value.keys():
+        raise ValueError(f"{_told(place)} lacks {', '.join(sorted(missing))}")
+    if unknown := value.keys() - required:
+        raise ValueError(f"{_told(place)} has unknown fields {', '.join(sorted(unknown))}")
+    return kind(**{name: read(value[name], (place, f".{name}")) for name, read in readers.items()})
+
+
+@functools.cache
+def _readers_of(kind: Any) -> dict[str, Reader]:
+    """Of a dataclass's fields, by sorted names. That of an entry's config depends on the entry."""
     hints = typing.get_type_hints(kind)
-    return {name: hints[name] for name in sorted(f.name for f in dataclasses.fields(kind))}
+    return {name: _reader(hints[name]) for name in sorted(f.name for f in dataclasses.fields(kind))}
 
 
-def _types_of(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    """Types of an entry's fields that depend on its family and, where its kernels differ, on the tag in its name."""
+def _config_of(entry: dict[str, Any], place: Place) -> Any:
+    """The type of an entry's config, which depends on its family and, where its kernels differ, on the tag in its name."""
     try:
         family = REGISTRY.named(entry["family"])
     except ValueError as error:
-        raise ValueError(f"{where}.{error}") from None
+        raise ValueError(f"{_told(place)}.{error}") from None
     tag = [*str(entry.get("name")).split("_"), ""][1]
     kernels = next((kernels for kernels in family.kernels if kernels.tag == tag), family.kernels[0])
-    return {"config": kernels.config}
+    return kernels.config
 
 
-def _convert_tuple(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+def _read_tuple(kinds: tuple[Any, ...], value: Any, place: Place) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"{where} is {type(value).__name__}, expected a list")
+        raise ValueError(f"{_told(place)} is {type(value).__name__}, expected a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_convert(item, kinds[0], f"{where}[{i}]") for i, item in enumerate(value))
+        read = _reader(kinds[0])
+        return tuple(read(item, (place, f"[{i}]")) for i, item in enumerate(value))
     if len(value) != len(kinds):
-        raise ValueError(f"{where} has {len(value)} items, expected {len(kinds)}")
-    return tuple(_convert(item, k, f"{where}[{i}]") for i, (item, k) in enumerate(zip(value, kinds, strict=True)))
+        raise ValueError(f"{_told(place)} has {len(value)} items, expected {len(kinds)}")
+    return tuple(_reader(k)(item, (place, f"[{i}]")) for i, (item, k) in enumerate(zip(value, kinds, strict=True)))

@@ -41,13 +41,13 @@ class _Kernel(ctypes.Structure):
 class Build:
     """One loaded build: its manifest, and its extension with the table it selects from."""
 
-    def __init__(self, folder: Path, gpu_arch: str | None = None) -> None:
-        """Load the build in a folder for a GPU of an architecture as `sm90a`, or for none.
+    def __init__(self, folder: Path, gpu_arch: str | None = None, manifest: Manifest | None = None) -> None:
+        """Load the build in a folder for a GPU of an architecture as `sm90a`, or for none; read its manifest unless it is given.
 
         Raises ManifestError with one sentence if it cannot be used here.
         """
         self.folder = folder
-        self.manifest: Manifest = read_build(folder)
+        self.manifest: Manifest = manifest or read_build(folder)
         _check_torch(self.manifest)
         _check_arch(self.manifest, gpu_arch)
         if gpu_arch is not None:

@@ -12,7 +12,7 @@ import torch
 
 from gemmill import settings
 from gemmill.family import Config, Family, Op
-from gemmill.manifest import KernelEntry
+from gemmill.manifest import KernelEntry, Manifest
 from gemmill.runtime import agreement, builds, checks, handing, operands
 from gemmill.runtime.around import Around, Wrapper
 from gemmill.runtime.asking import given_to
@@ -58,9 +58,9 @@ def load(build: str | Path | None = None) -> Build:
     """
     global _active
     with _lock:
-        folder = _folder_of(build)
+        folder, manifest = _found(build)
         if folder not in _loaded:
-            loaded = Build(folder, _arch_here())
+            loaded = Build(folder, _arch_here(), manifest)
             loaded.assume_constant_weights(_constant_weights)
             _listen_to(loaded)
             _loaded[folder] = loaded
@@ -346,11 +346,12 @@ def _dtype_name(kind: torch.dtype | str | None) -> str | None:
     return name
 
 
-def _folder_of(build: str | Path | None) -> Path:
+def _found(build: str | Path | None) -> tuple[Path, Manifest | None]:
+    """The folder of a build, and its manifest where the search has read it."""
     named = build if build is not None else settings.build()
     if named is not None:
-        return builds.resolve(named)
-    return builds.serving(_arch_here())[0]
+        return builds.resolve(named), None
+    return builds.serving(_arch_here())
 
 
 def _arch_here() -> str | None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -103,9 +103,9 @@ class Tuned:
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Variants of the build that no call gets, and why, by name."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A digest of the choices: processes with the same digest and build choose alike."""
+        """A digest of the choices: processes with the same digest and build choose alike. Made once, for an engine asks at each layer."""
         withheld = [list(self.quarantined)] if self.quarantined else []
         text = json.dumps([*([c.family, *c.key, c.exact, *c.names] for c in self.choices), *withheld])
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -249,7 +249,7 @@ def test_engines_of_all_models_start_before_one_is_measured(paper_engine, tmp_pa
     turns = []
 
     class Noted(Side):
-        def __init__(self, name, *given):
+        def __init__(self, name, *given, **_):
             turns.append(f"{name} starts")
             super().__init__(name, *given)
 
@@ -405,7 +405,12 @@ def test_the_load_format_is_registered_once(monkeypatch):
     assert model.weight.float().std().item() < 0.1 and Path(random_weights.__file__).is_file()
     assert base.process_weights_after_loading is utils.process_weights_after_loading, "plugins look for one in both"
     assert (utils.process_weights_after_loading(), Loader().load_model()) == ("processed", "model")
-    assert loading.loading(None).keys() == {"process_weights_after_loading", "load_model"}
+    found = loading.loading(None)
+    assert found.keys() == {"process_weights_after_loading", "load_model"} and "profile" not in found["load_model"]
+    monkeypatch.setenv(loading.PROFILES, "1")
+    Loader().load_model()
+    functions = {row["function"].split()[-1]: row for row in loading.loading(None)["load_model"]["profile"]}
+    assert functions["load_model"]["calls"] == 1 and functions["load_model"]["s"] >= functions["load_model"]["own_s"]
 
 
 def test_a_setting_needs_a_value(capsys):

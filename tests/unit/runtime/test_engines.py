@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 import gemmill
 from builds import TableOnly
@@ -249,7 +248,7 @@ def applied(kernel: Any, layer: Any) -> Any:
     return kernel.apply_weights(layer, x[:, :32] if name == "GemmillInt8Linear" else x)
 
 
-@pytest.mark.parametrize("fails", ["", "in a fake call", "in a real call", "while it is packed"])
+@pytest.mark.parametrize("fails", ["", "in a meta call", "in a real call", "while it is packed"])
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_layer_whose_first_call_fails_stays_with_vllm(
     vllm, served, served_fp4, monkeypatch, caplog, packs: bool, fails: str
@@ -261,7 +260,7 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
     right = getattr(gemmill, op)
 
     def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
-        if isinstance(x, FakeTensor) == (fails == "in a fake call") and fails in ("in a fake call", "in a real call"):
+        if x.is_meta == (fails == "in a meta call") and fails in ("in a meta call", "in a real call"):
             raise RuntimeError("base is bf16:\npass f32")
         return right(x, *operands, **named)
 
@@ -283,12 +282,33 @@ def test_a_layer_whose_first_call_fails_stays_with_vllm(
         assert out == "vLLM's" and {name: vars(layer)[name] for name in before} == before
         (message,) = caplog.messages
         told = {
-            "in a fake call": "its first call of fake tensors, as torch.compile makes it, failed (base is bf16: pass f32)",
+            "in a meta call": "its first call of meta tensors, as torch.compile's fake ones, failed (base is bf16: pass f32)",
             "in a real call": "its first call failed (base is bf16: pass f32)",
             "while it is packed": "base is bf16: pass f32",
         }
         assert message.endswith(f" stays with the engine: {told[fails]}")
         assert (vars(layer).get("prepared") == "vLLM's") == (type(kernel).__name__ == "GemmillFP8Linear")
+
+
+def test_views_of_weights_are_made_once_and_again_where_weights_move(vllm, served, monkeypatch) -> None:
+    """Calls outside of graphs keep them, also where an engine gives the same parameter other memory."""
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
+    monkeypatch.setattr(kernels(), "refusal", lambda layer: None)
+    for name, (kernel, layer) in linears(packs=False).items():
+        kernel.process_weights_after_loading(layer)
+        first = applied(kernel, layer)
+        kept = dict(kernel._views)
+        assert kept and torch.equal(applied(kernel, layer), first), name
+        assert all(kernel._views[place] is views for place, views in kept.items()), name
+        scales = layer.weight_scale_inv if "Block" in name else layer.weight_scale
+        scales.data = 2 * scales.data
+        assert first.abs().min() > 0 and torch.equal(applied(kernel, layer), 2 * first), name
+        if name == "GemmillInt8Linear":  # which keeps views and parameters: a graph has neither
+            assert torch.equal(torch.compile(applied, backend="eager", fullgraph=True)(kernel, layer), 2 * first)
+        layer.weight = (2 * layer.weight.float().t()).to(layer.weight.dtype).contiguous().t()
+        if "Block" in name:
+            layer.weight = layer.weight.contiguous()
+        assert torch.equal(applied(kernel, layer), 4 * first), name
 
 
 def test_what_is_not_compiled_in_is_not_taken(vllm, served) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 import gemmill
 from builds import TableOnly
@@ -210,28 +209,28 @@ def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog, tm
     assert prepared(vllm, plain_layer()) == "vLLM's", "nothing is pruned that no kernel takes"
 
 
-def fails(module: Any, name: str, monkeypatch: Any, *, fake: bool) -> None:
-    """Has a function raise where it gets fake tensors, or others."""
+def fails(module: Any, name: str, monkeypatch: Any, *, meta: bool) -> None:
+    """Has a function raise where it gets meta tensors, or others."""
     right = getattr(module, name)
 
     def failing(x: Tensor, *operands: Any, **named: Any) -> Tensor:
-        if isinstance(x, FakeTensor) == fake:
+        if x.is_meta == meta:
             raise RuntimeError("base is bf16:\npass f32")
         return right(x, *operands, **named)
 
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.parametrize("fake", [True, False])
-def test_experts_whose_first_call_fails_stay_with_marlin(vllm, monkeypatch, caplog, fake: bool) -> None:
+@pytest.mark.parametrize("meta", [True, False])
+def test_experts_whose_first_call_fails_stay_with_marlin(vllm, monkeypatch, caplog, meta: bool) -> None:
     """Both engines' and their weights as Marlin needs them."""
-    fails(gemmill, "grouped_mm", monkeypatch, fake=fake)
+    fails(gemmill, "grouped_mm", monkeypatch, meta=meta)
     assert prepared(vllm, vllm_layer()) == "vLLM's"
     assert mxfp4_prepared(vllm, vllm_layer())[0] == "vLLM's"
     layer = sglang_layer(monkeypatch)
     before = dict(vars(layer))
     assert sglang_experts.around_fp4_experts_preparation(own, layer) == "SGLang's" and vars(layer) == before
-    which = "its first call of fake tensors, as torch.compile makes it," if fake else "its first call"
+    which = "its first call of meta tensors, as torch.compile's fake ones," if meta else "its first call"
     assert caplog.messages == [
         f"a layer of 3 experts of N x K = 128 x 128, {format} weights, bfloat16 activations stays with the engine: {which} failed "
         "(base is bf16: pass f32)"
@@ -239,9 +238,9 @@ def test_experts_whose_first_call_fails_stay_with_marlin(vllm, monkeypatch, capl
     ]
 
 
-@pytest.mark.parametrize("fake", [True, False])
-def test_experts_in_one_call_that_fails_stay_with_marlin(vllm, in_one_call, monkeypatch, caplog, fake: bool) -> None:
-    fails(gemmill, "fused_experts", monkeypatch, fake=fake)
+@pytest.mark.parametrize("meta", [True, False])
+def test_experts_in_one_call_that_fails_stay_with_marlin(vllm, in_one_call, monkeypatch, caplog, meta: bool) -> None:
+    fails(gemmill, "fused_experts", monkeypatch, meta=meta)
     assert prepared(vllm, plain_layer()) == "vLLM's"
     assert "3 experts of 128 x 64, nvfp4 weights, all in one call stays with the engine: its first call " in caplog.text
 

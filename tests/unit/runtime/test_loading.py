@@ -223,7 +223,7 @@ def test_newest_build_that_fits(put_build, home) -> None:
 def test_one_build_serves_the_capabilities_of_a_family(capability, put_build, refused, monkeypatch) -> None:
     put_build(build_id="of120", arch="sm120f")
     on_gpu(monkeypatch, capability)
-    assert ops._folder_of(None).name == "of120"
+    assert ops._found(None)[0].name == "of120"
     monkeypatch.setattr(library, "driver_cuda", lambda: (1, 0))
     assert refused("of120").startswith("build of120 is of CUDA 13"), "its architecture was not taken"
 
@@ -273,7 +273,7 @@ def test_a_fork_while_another_thread_loads_a_build(home) -> None:
         from gemmill.runtime import builds, ops
         under_way, ended = threading.Event(), []
         class Slow:
-            def __init__(self, folder, arch):
+            def __init__(self, folder, *_):
                 under_way.set()
                 time.sleep(0.5)
                 ended.append(folder)
@@ -314,7 +314,7 @@ def test_no_moment_without_kernels(home) -> None:
 
         class Build:
             brought = ()
-            def __init__(self, folder, arch):
+            def __init__(self, folder, *_):
                 self.build_id = folder.name
             def assume_constant_weights(self, assumed):
                 pass

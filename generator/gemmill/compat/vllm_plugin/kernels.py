@@ -5,7 +5,9 @@ fails. Where both read the same weights the plugin times both, and each serves t
 weights multiply activations as they are, as in Marlin's kernels.
 """
 
+from collections.abc import Callable
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from vllm import _custom_ops
@@ -65,12 +67,30 @@ class _OnThisGpu:
     """Which rows it serves, where it does not serve all."""
     _name = ""
     """The layer's name, for the op that looks up its split."""
+    _views: dict[str, tuple[int, torch.Tensor]] = MappingProxyType({})
+    """Views of the layer's tensors by name, each with the address that it was made at; for each layer its own."""
+    _params: tuple = (None,)
+    """The layer's tensors, the weight first; None before the first call."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
         """Whether a build for this GPU is there."""
         why = invariance.of_vllm() or absence(compute_capability)
         return (True, None) if why is None else _left(f"layer of {cls.__name__}", why)
+
+
+def _once(kernel: _OnThisGpu, name: str, view: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The view of a layer's tensor, made again where it lies elsewhere: a view takes the host as long as the rest of a call.
+
+    Compiled graphs make it themselves, for a tensor of the kernel's would be a constant there.
+    """
+    if torch.compiler.is_compiling():
+        return view(x)
+    at, kept = kernel._views.get(name, (None, None))
+    if at != x.data_ptr():
+        kept = view(x)
+        kernel._views = {**kernel._views, name: (x.data_ptr(), kept)}
+    return kept
 
 
 def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | None) -> None:
@@ -80,7 +100,7 @@ def _contest(kernel: _OnThisGpu, kind: Linear, layer, *operands: torch.Tensor | 
     def call(a, b, a_scales, b_scales, *more):
         return own_mm(a, b, a_scales, b_scales, kind.out_dtype, *more)
 
-    kernel._split, kernel._name = None, str(kind)
+    kernel._split, kernel._name, kernel._views, kernel._params = None, str(kind), {}, (None,)
     kernel._taken = first_call_passes(kind, call, *operands)
     if not kernel._taken:
         return
@@ -144,7 +164,7 @@ class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
         if self._split is not None and torch.compiler.is_compiling():
             out = by_rows(A, B, As, Bs, out_dtype, None, None, bias, self._name)
         elif self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
-            out = gemmill.cutlass_scaled_mm(A, B, As, row_of(Bs), out_dtype, bias)
+            out = gemmill.cutlass_scaled_mm(A, B, As, _once(self, "scales", row_of, Bs), out_dtype, bias)
         else:
             given = {"A": A, "B": B, "out_dtype": out_dtype, "As": As, "Bs": Bs, "bias": bias}
             return super().apply_scaled_mm(**given, output_shape=output_shape)
@@ -191,7 +211,8 @@ class _BlockFP8(_OnThisGpu):
         if self._split is not None and torch.compiler.is_compiling():
             return by_rows(A, B.t(), As, Bs.t(), self.config.out_dtype, None, None, None, self._name)
         if self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
-            return gemmill.cutlass_scaled_mm(A, B.t(), As, Bs.t(), self.config.out_dtype)
+            b, b_scales = _once(self, "weight", torch.Tensor.t, B), _once(self, "scales", torch.Tensor.t, Bs)
+            return gemmill.cutlass_scaled_mm(A, b, As, b_scales, self.config.out_dtype)
         return super().apply_block_scaled_mm(A, B, As, Bs)
 
 
@@ -232,18 +253,24 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
         """x [..., K] of bf16 or f16, the result [..., N] of the same; vLLM's own kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
-        weight, w_scales, in_scale, in_azp, azp_adj = self._get_layer_params(layer)
-        k, n = weight.shape
-        rows = x.reshape(-1, k)
+        compiles, is_flat = torch.compiler.is_compiling(), x.dim() == 2
+        params = self._params
+        if compiles:
+            params = self._get_layer_params(layer)
+        elif params[0] is not getattr(layer, self.layer_param_names[0]):
+            params = self._params = self._get_layer_params(layer)
+        weight, w_scales, in_scale, in_azp, azp_adj = params
+        rows = x if is_flat else x.reshape(-1, x.shape[-1])
         codes, scales, azp = _custom_ops.scaled_int8_quant(rows, in_scale, in_azp, symmetric=azp_adj is None)
-        operands = (codes, weight, scales, w_scales, x.dtype, azp_adj, azp if in_azp is None else None, bias)
-        if self._split is None:
-            out = own_mm(*operands)
-        elif torch.compiler.is_compiling():
-            out = by_rows(*operands, self._name)
+        azp = azp if in_azp is None else None
+        if self._split is not None and compiles:
+            out = by_rows(codes, weight, scales, w_scales, x.dtype, azp_adj, azp, bias, self._name)
+        elif self._split is None or self._split.is_ours(codes.shape[0]):
+            row = _once(self, "scales", row_of, w_scales)
+            out = own_mm(codes, weight, scales, row, x.dtype, azp_adj, azp, bias)
         else:
-            out = (own_mm if self._split.is_ours(codes.shape[0]) else _mm_of_vllm)(*operands)
-        return out.view(*x.shape[:-1], n)
+            out = _mm_of_vllm(codes, weight, scales, w_scales, x.dtype, azp_adj, azp, bias)
+        return out if is_flat else out.view(*x.shape[:-1], out.shape[-1])
 
 
 def _int8(n: int, k: int, out_dtype: torch.dtype, azp: bool) -> Linear:
@@ -266,6 +293,7 @@ class _Fp4Linear(_OnThisGpu):
 
         The layer has its own weights until the first call of the packed ones has passed.
         """
+        self._params = (None,)
         n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
         kind, packed = _fp4(self.format, n, k, layer.params_dtype), None
         if refusal(kind) is None:
@@ -293,7 +321,12 @@ class _Fp4Linear(_OnThisGpu):
         """x [..., K], the result [..., N] of its dtype; Marlin's kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
-        operands = (layer.weight, layer.weight_scale, self._alpha, bias)
+        params, weight = self._params, layer.weight
+        if torch.compiler.is_compiling():
+            params = weight, layer.weight_scale
+        elif params[0] is not weight:
+            params = self._params = weight, layer.weight_scale
+        operands = (*params, self._alpha, bias)
         if x.dim() == 2:
             return gemmill.fp4_weight_mm(x, *operands, format=self.format)
         out = gemmill.fp4_weight_mm(x.reshape(-1, x.shape[-1]), *operands, format=self.format)
