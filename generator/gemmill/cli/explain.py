@@ -82,20 +82,7 @@ def explain(
     of_parts = needs.family if needs else None
     evidence = None if choice.measured is None else evidence_of(choice, loaded.tuned)
     if as_json:
-        print_json(
-            {
-                "op": op,
-                "chosen": choice.entry and choice.entry.name,
-                "trust": choice.trust.name.lower(),
-                "launches": of_parts,
-                "measured": evidence,
-                "order": choice.held and str(choice.held.order),
-                "order_cost": choice.cost,
-                "order_loss": choice.held and choice.held.loss,
-                "refused": choice.refused,
-                "rejected": [{"name": other.name, "reason": other.reason} for other in choice.trace],
-            }
-        )
+        print_json(_as_json(op, choice, evidence, of_parts))
         return
     passed = None
     if choice.trust is Trust.MODEL and loaded is not None:
@@ -107,6 +94,22 @@ def explain(
 
 take(explain, questions().values())
 COMMAND = Panels
+
+
+def _as_json(op: str, choice: "Choice", evidence: "Evidence | None", of_parts: str | None) -> dict[str, Any]:
+    """The choice for scripts: every other variant with its reason."""
+    return {
+        "op": op,
+        "chosen": choice.entry and choice.entry.name,
+        "trust": choice.trust.name.lower(),
+        "launches": of_parts,
+        "measured": evidence,
+        "order": choice.held and str(choice.held.order),
+        "order_cost": choice.cost,
+        "order_loss": choice.held and choice.held.loss,
+        "refused": choice.refused,
+        "rejected": [{"name": other.name, "reason": other.reason} for other in choice.trace],
+    }
 
 
 def _of_order(choice: "Choice") -> str:
