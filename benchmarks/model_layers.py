@@ -39,9 +39,9 @@ from harness.results import SUBJECT, sample_record
 from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Prepared, Rounds, Timer
 from harness.written import write_json
 from peers import sglang, vllm
-from timed import fused_moe
-from timed.fused_moe.calls import FINE, LAYERS, tiny
-from timed.fused_moe.calls import workload_of as experts_of
+from timed import fused_experts
+from timed.fused_experts.calls import FINE, LAYERS, tiny
+from timed.fused_experts.calls import workload_of as experts_of
 from timed.scaled_mm import GROUPS_32_TABLE
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -206,14 +206,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notes: list[str] = []
     try:
         contenders = dense_contenders(options)
-        experts = [] if options.no_experts else vllm.contenders("fused_moe", options, notes)
+        experts = [] if options.no_experts else vllm.contenders("fused_experts", options, notes)
         build = None if dry else gemmill.load(options.build).build_id
     except (FieldError, OSError, RuntimeError, ManifestError) as error:
         print(first_line(error), file=sys.stderr)
         return 2
     device, timer = torch.device("cpu" if dry else "cuda"), DryTimer() if dry else GraphTimer()
     started, deadline = now(), time.perf_counter() + options.limit_seconds
-    makers = GemmMaker(device, DRY_BYTES if dry else ROTATED_BYTES), fused_moe.BENCHMARK.maker(device, ROTATED_BYTES)
+    makers = (
+        GemmMaker(device, DRY_BYTES if dry else ROTATED_BYTES),
+        fused_experts.BENCHMARK.maker(device, ROTATED_BYTES),
+    )
     rows: list[dict[str, object]] = []
     for n, k in DENSE[:1] if dry else DENSE:
         sizes = DRY_SIZES if dry else {"n": n, "k": k}
@@ -225,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for m in options.rows:
             if time.perf_counter() < deadline:
                 workload = experts_of(kind, LAYERS[EXPERTS], m)
-                sides = [fused_moe.BENCHMARK.subject("gemmill", SUBJECT), *(experts if kind == FINE else ())]
+                sides = [fused_experts.BENCHMARK.subject("gemmill", SUBJECT), *(experts if kind == FINE else ())]
                 found = measure(makers[1].make(tiny(workload) if dry else workload), sides, timer, METHOD)
                 rows.append(record_of(f"experts {kind}", m, found))
     record = {

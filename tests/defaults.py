@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gemmill.checkpoints.folder import open_checkpoint
 from gemmill.compat import fp4_experts, linear
-from gemmill.compat.vllm_plugin import fused_fp4_experts
+from gemmill.compat.vllm import fused_fp4_experts
 from gemmill.formats.quantise import BlockScaled
 from gemmill.nn import CompressedKVCache, QuantLinear, load_linears, quantize_module, recipes
 from gemmill.quantize import (

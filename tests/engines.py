@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import gemmill
-from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
-from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
+from gemmill.compat.vllm import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm import fused_experts as vllm_fused_experts
 
 
 def recorded(name: str) -> dict[str, Any]:

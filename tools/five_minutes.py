@@ -97,7 +97,7 @@ first = [list(takewhile(lambda name: name.startswith("Gemmill"), (kernel.__name_
 print("vLLM asks first:", ", ".join(name for names in first for name in names))
 assert all(first)
 assert hasattr(sys.modules["vllm._custom_ops"].cutlass_moe_mm, "__wrapped__"), "vLLM's experts do not come to gemmill"
-from gemmill.compat.vllm_plugin.blocks import BEFORE, MODULE
+from gemmill.compat.vllm.blocks import BEFORE, MODULE
 assert all(hasattr(getattr(sys.modules[MODULE], name), "__wrapped__") for name in BEFORE), "nor do those in blocks"
 from gemmill.compat.linear import Linear, called, refusal
 for codes in (torch.float8_e4m3fn, torch.int8):

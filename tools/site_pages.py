@@ -97,7 +97,7 @@ def ops_page() -> str:
         "",
         "Each op is `torch.ops.gemmill.<name>`. The functions of the same names in `gemmill` allocate what they return:",
         "[API](api.md). Ops whose names begin with `vllm_` are the same kernels with vLLM's bits and refusals, which",
-        "`import gemmill.compat.vllm` puts where vLLM looks for them.",
+        "`import gemmill.compat.vllm.ops` puts where vLLM looks for them.",
     ]
     for family in REGISTRY.families:
         lines += [

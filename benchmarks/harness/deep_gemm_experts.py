@@ -13,8 +13,8 @@ from torch import Tensor
 from gemmill.tuner.protocol import first_line
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
-from timed.moe.calls import MoeOperands, rows_of
-from timed.moe.contenders import check
+from timed.grouped_mm.calls import MoeOperands, rows_of
+from timed.grouped_mm.contenders import check
 from timed.workload import Workload
 
 GROUP = 128
@@ -144,7 +144,7 @@ def compile_ahead(
 
 
 def _compile(load: Callable[[str], ModuleType], folder: str, workload: Workload) -> str | None:
-    from timed.moe.calls import MoeMaker
+    from timed.grouped_mm.calls import MoeMaker
 
     try:
         operands = MoeMaker(torch.device("cuda"), 1, filled=False).make(workload)

@@ -50,7 +50,8 @@ def calls(device: str) -> dict[str, Call]:
         _engine_of("vllm.envs", "vllm._custom_ops", "vllm.model_executor.kernels.linear", "vllm.utils.deep_gemm")
     )
     import gemmill
-    from gemmill.compat import deep_gemm, linear, vllm_plugin
+    from gemmill.compat import deep_gemm, linear
+    from gemmill.compat.vllm import plugin as vllm_plugin
 
     zeros = torch.zeros
     out = zeros(ROWS, COLUMNS, dtype=_BF16, device=device)
@@ -78,7 +79,7 @@ def _kernel(kind: type, **attributes: object) -> Any:
 
 def _layers(out: Tensor) -> dict[str, Call]:
     """Linear layers of vLLM's."""
-    from gemmill.compat.vllm_plugin import kernels as vllm_kernels
+    from gemmill.compat.vllm import kernels as vllm_kernels
 
     a, b = torch.zeros(ROWS, DEPTH, dtype=_E4M3), torch.zeros(COLUMNS, DEPTH, dtype=_E4M3)
     of_tokens, of_channels, b_t = torch.ones(ROWS, 1), torch.ones(COLUMNS, 1), b.t()
@@ -99,9 +100,9 @@ def _layers(out: Tensor) -> dict[str, Call]:
 
 def _experts(out: Tensor) -> dict[str, Call]:
     """Experts of vLLM's."""
-    from gemmill.compat import vllm_plugin
-    from gemmill.compat.vllm_plugin import blocks as vllm_blocks
-    from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
+    from gemmill.compat.vllm import blocks as vllm_blocks
+    from gemmill.compat.vllm import fused_experts as vllm_fused_experts
+    from gemmill.compat.vllm import plugin as vllm_plugin
 
     moe_mm = vllm_plugin._before(lambda *given: out)
     contiguous = vllm_blocks.BEFORE["m_grouped_fp8_gemm_nt_contiguous"](lambda *given, **named: out)

@@ -20,8 +20,8 @@ from torch import Tensor
 from gemmill.formats.sparse_blocks import SparseFp4Blocks
 from gemmill.formats.sparse_fp4 import SparseFp4
 from harness.contenders import Contender, FieldError
-from timed.fused_moe.calls import ExpertsOperands
-from timed.fused_moe.contenders import ExpertsPeer
+from timed.fused_experts.calls import ExpertsOperands
+from timed.fused_experts.contenders import ExpertsPeer
 
 NAME = "article"
 KINDS = ("nvfp4_2to4", "nvfp4_2to4_8")
@@ -37,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """It, where sparse experts are timed and it is asked for. Raises FieldError."""
-    if family != "fused_moe" or not options.article:
+    if family != "fused_experts" or not options.article:
         return []
     notes.append("the article's method is article.cu, with weights in the article's layout: eight launches")
     return [article_layer(compiled())]

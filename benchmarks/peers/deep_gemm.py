@@ -22,8 +22,8 @@ from harness import deep_gemm_experts
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
 from harness.deep_gemm_experts import forms_of
-from timed.moe import BENCHMARK as EXPERTS
-from timed.moe.calls import workloads_of as experts_workloads
+from timed.grouped_mm import BENCHMARK as EXPERTS
+from timed.grouped_mm.calls import workloads_of as experts_workloads
 
 COMPILE_LIMIT_S = 75.0
 
@@ -38,7 +38,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """Its dense GEMM, or both forms of its grouped one, if a package was named. Raises FieldError."""
-    if not options.deep_gemm or family not in ("scaled_mm", "moe"):
+    if not options.deep_gemm or family not in ("scaled_mm", "grouped_mm"):
         return []
     try:
         if family == "scaled_mm":

@@ -45,10 +45,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """Its GEMM or its layers of experts, if a package was named. Raises FieldError."""
-    if not options.humming or family not in ("blockscaled", "scaled_mm", "fused_moe"):
+    if not options.humming or family not in ("blockscaled", "scaled_mm", "fused_experts"):
         return []
     try:
-        if family == "fused_moe":
+        if family == "fused_experts":
             return [experts_contender(options.humming)]
         if family == "scaled_mm":
             return [groups_contender(options.humming)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gemmill.formats.quantise import BlockScaled
 from harness.contenders import CheckedCalls, WrongResult
-from timed.fused_moe.calls import ExpertsOperands
-from timed.fused_moe.contenders import CHECKED_TOKENS
+from timed.fused_experts.calls import ExpertsOperands
+from timed.fused_experts.contenders import CHECKED_TOKENS
 from timed.workload import Workload
 
 KINDS = {"nvfp4": {}, "mxfp4_e4m3": {"input_config": {"dtype": "float8e4m3", "quant_mode": "dynamic_token"}}}

@@ -21,10 +21,10 @@ from gemmill.formats.fp4_blocks import Fp4Blocks
 from gemmill.formats.quantise import BlockScaled
 from gemmill.vocab import Format
 from harness.contenders import LocalContender
-from timed.fused_moe.calls import ExpertsOperands
-from timed.fused_moe.contenders import ExpertsPeer
-from timed.moe.calls import MoeOperands, rows_of
-from timed.moe.contenders import MoePeer
+from timed.fused_experts.calls import ExpertsOperands
+from timed.fused_experts.contenders import ExpertsPeer
+from timed.grouped_mm.calls import MoeOperands, rows_of
+from timed.grouped_mm.contenders import MoePeer
 
 OPS = (MeasuredOp.NVFP4_BF16, MeasuredOp.MXFP4_BF16)
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49

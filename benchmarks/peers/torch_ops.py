@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from gemmill.tuner.peers import peers_of
 from harness.contenders import Contender, of_peer
-from timed.moe.contenders import Dequantised, MoePeer, torch_grouped, torch_grouped_bf16
+from timed.grouped_mm.contenders import Dequantised, MoePeer, torch_grouped, torch_grouped_bf16
 from timed.sparse_mm.contenders import SPARSE_PEERS
 
 
@@ -14,7 +14,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """The family's own peers; of grouped GEMMs torch's; of sparse ones cuSPARSELt."""
-    if family == "moe" and not options.dry_run:
+    if family == "grouped_mm" and not options.dry_run:
         return [
             MoePeer(name="torch", bind=torch_grouped),
             MoePeer(name="torch bf16", bind=torch_grouped_bf16, kind="bf16"),

@@ -10,9 +10,9 @@ from harness.contenders import Contender, FieldError, vllm_contender
 from harness.remote import RemoteContender, RemoteError
 from peers.marlin import marlin_contender, marlin_experts, marlin_layer, vllms_ops
 from peers.vllm_plugin import plugin_layer
-from timed.fused_moe.calls import PACKED
-from timed.fused_moe.contenders import VllmTriton
-from timed.moe.contenders import MoePeer, vllm_grouped
+from timed.fused_experts.calls import PACKED
+from timed.fused_experts.contenders import VllmTriton
+from timed.grouped_mm.contenders import MoePeer, vllm_grouped
 from timed.quant.contenders import QuantContender
 
 NAME = "vllm"
@@ -35,11 +35,11 @@ def add_options(parser: ArgumentParser) -> None:
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
     """Its ops, if a library was named. Raises FieldError."""
-    if family == "moe" and options.vllm_moe_so:
+    if family == "grouped_mm" and options.vllm_moe_so:
         return [_marlin_experts(options), *([_moe(options, notes)] if options.vllm_so else [])]
     if not options.vllm_so:
         return []
-    if family == "fused_moe":
+    if family == "fused_experts":
         return _experts(options, notes)
     return [_OF_FAMILY[family](options, notes)] if family in _OF_FAMILY else []
 
@@ -111,4 +111,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "moe": _moe}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "grouped_mm": _moe}

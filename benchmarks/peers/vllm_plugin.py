@@ -10,8 +10,8 @@ from torch import Tensor
 from gemmill.compat import fp4_experts
 from gemmill.formats.quantise import BlockScaled
 from peers.marlin import Ops, all_weights, gates_first
-from timed.fused_moe.calls import ExpertsOperands
-from timed.fused_moe.contenders import ExpertsPeer
+from timed.fused_experts.calls import ExpertsOperands
+from timed.fused_experts.contenders import ExpertsPeer
 
 NAME = "vllm with gemmill's plugin"
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 _CALLS, _TURNS, _WARM = 100, 15, 20
-_PLUGIN = "gemmill.compat.vllm_plugin.kernels"
+_PLUGIN = "gemmill.compat.vllm.kernels"
 
 
 def host_us(model: Any) -> dict[str, float]:

@@ -19,7 +19,7 @@ struct S8 {
   static constexpr float kSmallestScale = FLT_EPSILON;
 };
 
-// Scales and codes as vLLM's kernels make them, where ours are others: docs/quantisation.md lists how.
+// Scales and codes as vLLM's kernels make them, where ours are others: docs/quant.md lists how.
 struct VllmE4M3 : E4M3 {
   static constexpr bool kAsVllm = true;
 };

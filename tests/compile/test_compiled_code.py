@@ -13,8 +13,8 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families import blockscaled, kv_cache, quant, sparse_mm
 from gemmill.families.blockscaled.config import FewConfig, PackedConfig
 from gemmill.families.blockscaled.design import Group
+from gemmill.families.grouped_mm.config import PackedGroupedConfig
 from gemmill.families.kv_cache.config import KernelKind, KvCacheConfig, Slots
-from gemmill.families.moe.config import PackedGroupedConfig
 from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.manifest import KernelEntry
 from gemmill.manifest.reading import check_extension

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.families.fused_moe.cases.calls import CallSpec, arguments_of, make_given
-from gemmill.families.fused_moe.packing import PACKING_NAMES, PACKINGS
-from gemmill.families.fused_moe.reference import GATE_UP, INTERLEAVED
+from gemmill.families.fused_experts.cases.calls import CallSpec, arguments_of, make_given
+from gemmill.families.fused_experts.packing import PACKING_NAMES, PACKINGS
+from gemmill.families.fused_experts.reference import GATE_UP, INTERLEAVED
 
 ROUNDS = 40
 SIZES = (256, 1024, 4096)

@@ -13,8 +13,8 @@ import gemmill
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, vllm_modules
 from gemmill.compat import fp4_experts, fused_experts
 from gemmill.compat.sglang import experts as sglang_experts
-from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
-from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
+from gemmill.compat.vllm import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm import fused_experts as vllm_fused_experts
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize import quantize_weight
 

@@ -134,7 +134,7 @@ def test_dense(kind: str, form: str, adds: bool, device: torch.device) -> None:
 @pytest.mark.parametrize("format", [NVFP4, MXFP4], ids=str)
 def test_vllms_groups_of_4_bits(format: Format, dtype: torch.dtype, device: torch.device) -> None:
     """Within two roundings of bfloat16, one of float16 and those of K sums in f32, of the same codes on the CPU."""
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     n, k, generator = 192, 512, torch.Generator().manual_seed(1)
     x = torch.randn(M, k, generator=generator)
     offsets = torch.tensor([0, 140, 140, 173])

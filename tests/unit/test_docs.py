@@ -63,8 +63,8 @@ def test_users_are_not_sent_into_the_notes(page: Path) -> None:
 
 def test_a_link_into_the_notes_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[a](moe.md), [b](notes/moe.md#x), [c](notes)\n\n```\n[d](notes/d.md)\n```\n")
-    assert into_notes(page, tmp_path / "notes") == ["notes/moe.md", "notes"]
+    page.write_text("[a](grouped_mm.md), [b](notes/grouped_mm.md#x), [c](notes)\n\n```\n[d](notes/d.md)\n```\n")
+    assert into_notes(page, tmp_path / "notes") == ["notes/grouped_mm.md", "notes"]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "notes"], ids=ids)
@@ -146,6 +146,15 @@ def test_every_room_is_in_the_architecture() -> None:
         named = {folder for folder in folders if folder.startswith(parent)}
         there = {f"{parent}/{path.name}/" for path in (ROOT / parent).iterdir()}
         assert there - {f"{parent}/{family.name}/" for family in REGISTRY.families} == named - {f"{parent}/<family>/"}
+
+
+def test_a_family_has_one_name() -> None:
+    """Folders, page and a tag; other projects' ops keep their names, and so do the backends of the first family."""
+    for family in REGISTRY.families:
+        folders = ("generator/gemmill/families", "kernels", "templates", "tests/families", "benchmarks/timed")
+        there = {folder for folder in folders if (ROOT / folder / family.name).is_dir()}
+        assert {*folders[:4]} <= there and (ROOT / "docs" / f"{family.name}.md").exists()
+        assert family.name == "scaled_mm" or family.name.replace("_", "") in {of.tag for of in family.kernels}
 
 
 def test_the_notes_of_a_family_have_its_name() -> None:

@@ -95,8 +95,12 @@ def test_what_exists_is_in_the_guide() -> None:
 @pytest.mark.parametrize(
     ("page", "text", "found"),
     [
-        ("docs/moe.md", "`torch.ops.gemmill.fake_mm` multiplies.", "op fake_mm"),
-        ("docs/moe.md", "| op | what |\n| --- | --- |\n| `fake_mm(out, a)` | nothing |", "op fake_mm in a table"),
+        ("docs/grouped_mm.md", "`torch.ops.gemmill.fake_mm` multiplies.", "op fake_mm"),
+        (
+            "docs/grouped_mm.md",
+            "| op | what |\n| --- | --- |\n| `fake_mm(out, a)` | nothing |",
+            "op fake_mm in a table",
+        ),
         ("docs/fake_mm.md", "# Fake\n\n    gemmill explain fake_mm -m 1", "op fake_mm"),
         ("docs/layers.md", "y = gemmill.fake_mm(x)", "function fake_mm"),
         ("docs/cli.md", "| `gemmill grind` | grinds | nothing |", "verb grind"),

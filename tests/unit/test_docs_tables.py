@@ -16,12 +16,12 @@ STATE = re.compile(
 FIGURE = re.compile(r"[*~]*-?[\d,]*\.?\d+")
 BETTER = re.compile(r"\b(?:less|more) is better", re.IGNORECASE)
 EXACT = {
-    "docs/experts.md": {"packing"},
+    "docs/fused_experts.md": {"packing"},
     "docs/formats.md": {"format", "codes"},
     "docs/gated_mm.md": {"activation"},
     "docs/kv_cache.md": {"format", "vLLM 0.33.0", "keys and values", "name in a kernel's name"},
-    "docs/sparsity.md": {"layout"},
-    "docs/quantisation.md": {"quantity"},
+    "docs/sparse_mm.md": {"layout"},
+    "docs/quant.md": {"quantity"},
 }
 """Tables of definitions, or of figures that a test computes: by the head of their first column."""
 

@@ -76,12 +76,12 @@ def test_no_family_is_included_by_another(folder: str) -> None:
 
 def test_an_include_across_families_is_found(tmp_path: Path) -> None:
     for name, text in (
-        ("moe/a.cuh", '#include "moe/b.cuh"\n  # include "quant/c.cuh"\n'),
-        ("gemm/d.h", '#include "moe/b.cuh"\n'),
+        ("grouped_mm/a.cuh", '#include "grouped_mm/b.cuh"\n  # include "quant/c.cuh"\n'),
+        ("gemm/d.h", '#include "grouped_mm/b.cuh"\n'),
     ):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    assert others_included(tmp_path) == ["gemm/d.h includes moe/b.cuh", "moe/a.cuh includes quant/c.cuh"]
+    assert others_included(tmp_path) == ["gemm/d.h includes grouped_mm/b.cuh", "grouped_mm/a.cuh includes quant/c.cuh"]
 
 
 @pytest.mark.parametrize("path", generic_files(), ids=lambda path: str(path.relative_to(ROOT)))

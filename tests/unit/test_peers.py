@@ -53,7 +53,7 @@ def test_each_registered_op_is_a_peers_or_our_own() -> None:
 
 
 def test_vllms_names_are_those_that_are_handed_out() -> None:
-    vllm = import_module("gemmill.compat.vllm")
+    vllm = import_module("gemmill.compat.vllm.ops")
     experts = {*vllm.moe_mm.SCHEMAS, *vllm.fp4_groups.SCHEMAS}
     given = {*vllm._SERVED_BY, *vllm._QUERIES, *experts, vllm._FP4, COMPRESS, vllm.hadamard.HADACORE}
     assert given - OWN - offered(LIGHTX2V) == offered(VLLM)
@@ -97,7 +97,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
 
 
 def test_each_name_that_refuses_float32_does_and_is_said_to() -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     for name, call in TAKEN.items():
         call(getattr(torch.ops._C, name).default)
     assert {name for name in offered(VLLM) if "refuses float32" in remark(name)} == set(REFUSED)

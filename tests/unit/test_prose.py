@@ -73,7 +73,7 @@ def test_the_table_has_each_page_their_sum_and_the_goal(program, tmp_path, capsy
 
 def test_pages_are_readme_changelog_and_docs(program) -> None:
     names = {path.name for path in program.pages()}
-    assert {"README.md", "CHANGELOG.md", "index.md", "experts.md"} <= names and "CONTRIBUTING.md" not in names
+    assert {"README.md", "CHANGELOG.md", "index.md", "fused_experts.md"} <= names and "CONTRIBUTING.md" not in names
 
 
 @pytest.mark.parametrize(

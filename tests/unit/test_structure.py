@@ -146,6 +146,8 @@ def test_no_family_includes_another() -> None:
 
 
 def test_an_include_of_another_family_is_found(tmp_path: Path) -> None:
-    (tmp_path / "moe").mkdir()
-    (tmp_path / "moe" / "a.cuh").write_text('#include "moe/b.cuh"\n#include "core/c.h"\n#include "quant/d.cuh"\n')
-    assert abroad(tmp_path / "moe", {"moe", "core", "quant"}) == ["moe/a.cuh includes quant/"]
+    (tmp_path / "grouped_mm").mkdir()
+    (tmp_path / "grouped_mm" / "a.cuh").write_text(
+        '#include "grouped_mm/b.cuh"\n#include "core/c.h"\n#include "quant/d.cuh"\n'
+    )
+    assert abroad(tmp_path / "grouped_mm", {"grouped_mm", "core", "quant"}) == ["grouped_mm/a.cuh includes quant/"]

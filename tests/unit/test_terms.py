@@ -17,7 +17,7 @@ ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}, "Workload": {"Workload", "
 HOMES = {
     "Kind": {"gemm/traced.py"},
     "Op": {"family/op.py"},
-    "Facts": {"gemm/facts.py", "families/gated_mm/facts.py", "families/moe/facts.py"},
+    "Facts": {"gemm/facts.py", "families/gated_mm/facts.py", "families/grouped_mm/facts.py"},
     "Field": {"family/grammar.py"},
     "Layout": {"family/tensor.py"},
     "Outcome": set(),

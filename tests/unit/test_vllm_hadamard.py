@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def transform(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     return torch.ops._C.hadacore_transform(x, inplace)
 
 

@@ -129,7 +129,7 @@ def test_contents(written, home) -> None:
     assert b"\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_34_x86_64\n" in files[f"{info}/WHEEL"]
     assert files[f"{info}/entry_points.txt"].decode().split("\n\n") == [
         "[console_scripts]\ngemmill = gemmill.cli:main\n".strip(),
-        "[vllm.general_plugins]\ngemmill = gemmill.compat.vllm_plugin:register",
+        "[vllm.general_plugins]\ngemmill = gemmill.compat.vllm.plugin:register",
         "[sglang.srt.plugins]\ngemmill = gemmill.compat.sglang.plugin:register\n",
     ]
     metadata = email.message_from_bytes(files[f"{info}/METADATA"])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gemmill.families.gated_mm.config import GROUP, Result
 from timed.gated_mm.layers import CHECKED_COLUMNS, CHECKED_ROWS, KINDS, after
-from timed.moe.calls import KINDS as MOE_KINDS
-from timed.moe.calls import MoeMaker
+from timed.grouped_mm.calls import KINDS as MOE_KINDS
+from timed.grouped_mm.calls import MoeMaker
 from timed.workload import Workload
 
 LAYERS = ((128, 8, 768, 2048), (8, 2, 14336, 4096), (32, 8, 2048, 7168))

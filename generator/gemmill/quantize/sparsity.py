@@ -1,6 +1,6 @@
 """2:4 magnitude pruning: each four weights along K keep their two largest.
 
-Pruning loses several times as much as quantisation to FP4 (docs/sparsity.md), so its functions return the error.
+Pruning loses several times as much as quantisation to FP4 (docs/sparse_mm.md), so its functions return the error.
 """
 
 from collections.abc import Sequence

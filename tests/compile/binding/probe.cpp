@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fused_moe/abi.h"
+#include "fused_experts/abi.h"
 #include "quant/abi.h"
 #include "scaled_mm/abi.h"
 #include "machine.h"

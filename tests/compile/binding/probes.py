@@ -24,9 +24,9 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.build.workshop import open_workshop
 from gemmill.emit.render import render
 from gemmill.families import kv_cache, quant, scaled_mm, sparse_mm
-from gemmill.families.fused_moe import selections as fused_moe_selections
+from gemmill.families.fused_experts import selections as fused_experts_selections
 from gemmill.families.gated_mm import selections as gated_mm_selections
-from gemmill.families.moe import selections as moe_selections
+from gemmill.families.grouped_mm import selections as grouped_mm_selections
 from gemmill.family import Config, ShapedCall
 from gemmill.locations import kernels_dir
 from gemmill.manifest import SCHEMA_VERSION, KernelEntry, Manifest, Toolchain, write_manifest
@@ -165,9 +165,9 @@ def some_configs() -> tuple[Config, ...]:
     grouped = [config for config in gemms if config.operands.group_size or _joins_in_memory(config)]
     of_bf16 = [config for config in REGISTRY.configs_of(quant.NAME, default) if config.in_dtype is DType.BF16]
     of_caches = REGISTRY.configs_of(kv_cache.NAME, default)
-    of_experts = list(moe_selections.default(Arch.SM90A))
+    of_experts = list(grouped_mm_selections.default(Arch.SM90A))
     of_sparse = REGISTRY.configs_of(sparse_mm.NAME, default)
-    of_layers = list(fused_moe_selections.sweep(Arch.SM90A))
+    of_layers = list(fused_experts_selections.sweep(Arch.SM90A))
     of_gates = list(gated_mm_selections.sweep(Arch.SM90A))
     alone = REGISTRY.configs_of(scaled_mm.NAME, select("nvcc").configs)
     by_columns = [config for config in alone if config.operands.scale_layout is ScaleLayout.MN_MAJOR]

@@ -98,7 +98,7 @@ def test_first_question_loads_the_build_that_is_named(home_of_probes) -> None:
 
 def test_vllms_names_follow_the_build(home_of_probes) -> None:
     code = """
-        import gemmill.compat.vllm
+        import gemmill.compat.vllm.ops
         for query in ("supports_fp8", "supports_block_fp8"):
             print(*map(getattr(torch.ops._C, f"cutlass_scaled_mm_{query}"), (80, 89, 90, 100, 120)))
         print(torch.ops._C.cutlass_scaled_mm.default is torch.ops.gemmill.vllm_cutlass_scaled_mm.default)
@@ -120,7 +120,7 @@ def stand_in(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize("first", ["the module", "vLLM's library"])
 def test_vllms_library_may_be_loaded_before_or_after(first: str, home_of_probes, stand_in) -> None:
     steps = [f"torch.ops.load_library({str(stand_in)!r})", "held = torch.ops._C.dynamic_scaled_fp8_quant.default"]
-    importing = "import gemmill.compat.vllm"
+    importing = "import gemmill.compat.vllm.ops"
     steps = [importing, *steps] if first == "the module" else [*steps, importing]
     code = (
         "\n".join(steps)
@@ -156,13 +156,13 @@ def test_what_is_refused_under_vllms_name_goes_to_its_library(first: str, home_o
         f"torch.ops.load_library({str(stand_in)!r})",
         "held = [torch.ops._C.dynamic_scaled_fp8_quant.default]",
     ]
-    steps = ["import gemmill.compat.vllm", *library]
+    steps = ["import gemmill.compat.vllm.ops", *library]
     steps = steps if first == "the module" else [*library, steps[0]]
     code = "\n".join(steps) + REFUSED + "print(torch.ops._C.count_of_calls())"
     assert run_python(home_of_probes, code) == ["1", "2", "3", "3"]
 
 
 def test_what_is_refused_under_vllms_name_has_its_sentence_where_there_is_no_library(home_of_probes) -> None:
-    code = "import gemmill.compat.vllm\nheld = []" + REFUSED
+    code = "import gemmill.compat.vllm.ops\nheld = []" + REFUSED
     sentence = "vllm_dynamic_scaled_fp8_quant: result is int8, expected float8_e4m3fn"
     assert run_python(home_of_probes, code) == [sentence] * 2

@@ -19,7 +19,7 @@ from gemmill.families.gated_mm.order import order_of
 from gemmill.families.gated_mm.rules import PARTS_RULES
 from gemmill.families.gated_mm.selections import default, parts
 from gemmill.families.gated_mm.tuning import TUNING
-from gemmill.families.moe.selections import tiled as grouped_tiles
+from gemmill.families.grouped_mm.selections import tiled as grouped_tiles
 from gemmill.families.scaled_mm import selections as scaled_mm
 from gemmill.family import EXACT, ShapedCall, first_rejection
 from gemmill.runtime.select import select
@@ -67,7 +67,7 @@ def test_a_build_without_the_gemms_never_runs_parts(make_manifest, experts: int,
     """GEMMs of experts' rows make no dense product, and the reverse."""
     choice = choice_of(make_manifest, [*default(Arch.SM90A), *gemms], (E4M3, Result.GROUP, (64, 73728, 7168, experts)))
     assert not isinstance(choice.entry.config, GatedPartsConfig)
-    family = "moe" if experts else "scaled_mm"
+    family = "grouped_mm" if experts else "scaled_mm"
     said = {rejected.name: rejected.reason for rejected in choice.trace}
     name = f"sm90a_gatedparts_e4m3_e4m3group128{'_experts' if experts else ''}"
     assert said[name] == f"it is quarantined: the build has no variant of {family} that it launches"
@@ -79,7 +79,7 @@ def test_names_needs_and_orders() -> None:
     for config in found:
         assert first_rejection(PARTS_RULES, config).ok and parse_name(to_name(config)) == config
         needs = TUNING.needs(config)
-        assert needs is not None and needs.family == ("moe" if config.operands.by_expert else "scaled_mm")
+        assert needs is not None and needs.family == ("grouped_mm" if config.operands.by_expert else "scaled_mm")
         assert order_of(config) == (EXACT if config.operands.dtype is S8 else None)
 
 

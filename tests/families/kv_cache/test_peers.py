@@ -87,5 +87,5 @@ def test_sources_that_are_not_there_are_one_sentence(tmp_path: Path, sources: Pa
     (sources / OPS / "triton_turboquant_store.py").unlink()
     with pytest.raises(FieldError, match=rf"vLLM's sources below {sources} cannot be used: No module named "):
         vllm_turboquant.contenders("kv_cache", Namespace(vllm_sources=str(sources)), [])
-    assert vllm_turboquant.contenders("moe", Namespace(vllm_sources=str(sources)), []) == []
+    assert vllm_turboquant.contenders("grouped_mm", Namespace(vllm_sources=str(sources)), []) == []
     assert vllm_turboquant.contenders("kv_cache", Namespace(vllm_sources=None), []) == []

@@ -462,7 +462,7 @@ def test_each_of_them_differs_from_ours() -> None:
 
 
 def test_under_vllms_names_they_are_called() -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     for op in QUANT_OPS:
         if op.vllm:
             name = op.name.removeprefix(VLLM_PREFIX)

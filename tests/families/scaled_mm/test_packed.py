@@ -16,7 +16,7 @@ def apart(rows: int, columns: int) -> torch.Tensor:
 
 def call(name: str, **given: torch.Tensor) -> torch.Tensor:
     """vLLM's op of the name."""
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     operands = {
         "out": torch.zeros(M, N, dtype=torch.bfloat16),
         "a": torch.ones(M, K, dtype=torch.int8),

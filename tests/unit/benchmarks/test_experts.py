@@ -12,8 +12,8 @@ import torch
 
 import gemmill
 from builds import TableOnly
-from gemmill.families.fused_moe import selections
-from gemmill.families.moe.selections import tiled
+from gemmill.families.fused_experts import selections
+from gemmill.families.grouped_mm.selections import tiled
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.runtime.variant_table import make_variant_table
@@ -21,8 +21,8 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tuner.program import stand_in_build
 from gemmill.vocab import Arch, DType
-from timed.fused_moe.calls import KINDS, ExpertsMaker, ExpertsOperands, workload_of, workloads_of
-from timed.fused_moe.contenders import ExpertsWay, TwoProducts, _kernel, variants_of
+from timed.fused_experts.calls import KINDS, ExpertsMaker, ExpertsOperands, workload_of, workloads_of
+from timed.fused_experts.contenders import ExpertsWay, TwoProducts, _kernel, variants_of
 from timed.workload import Workload
 
 SOURCE = """import vllm.envs
@@ -38,7 +38,7 @@ def fused_moe_kernel(c_ptr):
 
 
 def test_kernels_of_a_file_have_a_module_and_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "fused_moe.py"
+    source = tmp_path / "fused_experts.py"
     source.write_text(SOURCE)
     triton, language = ModuleType("triton"), ModuleType("triton.language")
     triton.jit, triton.language = lambda function: function, language
@@ -142,7 +142,7 @@ def test_both_products_alone_are_legal_calls_of_all_rows(kind: str, monkeypatch:
 
 
 def test_a_sweep_has_the_variants_of_a_workloads_weights_alone():
-    configs = tuple(REGISTRY.configs_of("fused_moe", select("default").configs))
+    configs = tuple(REGISTRY.configs_of("fused_experts", select("default").configs))
     selection = Selection(name="experts", arch=Arch.SM90A, configs=configs, rejections=())
     build = SimpleNamespace(manifest=stand_in_build(selection)[1])
     variants = variants_of(build)

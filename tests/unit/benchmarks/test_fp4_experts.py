@@ -12,8 +12,8 @@ from gemmill.formats.fp4_blocks import Fp4Blocks
 from harness.contenders import WrongResult
 from peers.marlin import Ops, gates_first, marlin_layer, packed_layer
 from peers.vllm_plugin import plugin_layer
-from timed.fused_moe.calls import BASE, KINDS, ExpertsMaker, ExpertsOperands, active
-from timed.fused_moe.contenders import ExpertsContender
+from timed.fused_experts.calls import BASE, KINDS, ExpertsMaker, ExpertsOperands, active
+from timed.fused_experts.contenders import ExpertsContender
 
 E, TOP, K, N, M = 4, 2, 256, 192, 17
 
@@ -21,7 +21,7 @@ E, TOP, K, N, M = 4, 2, 256, 192, 17
 @pytest.fixture(autouse=True)
 def two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the routing: each takes a whole layer by the reference."""
-    monkeypatch.setattr("timed.fused_moe.calls.MOST_COPIES", 2)
+    monkeypatch.setattr("timed.fused_experts.calls.MOST_COPIES", 2)
 
 
 class Once:

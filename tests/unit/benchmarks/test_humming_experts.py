@@ -12,7 +12,7 @@ from harness.contenders import WrongResult
 from harness.timers import DryTimer
 from peers.humming import WEIGHTS
 from peers.humming_experts import SILU, Humming, HummingExperts
-from timed.fused_moe.calls import TINY, ExpertsMaker, workload_of
+from timed.fused_experts.calls import TINY, ExpertsMaker, workload_of
 
 BLOCK = 4
 

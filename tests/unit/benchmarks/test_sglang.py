@@ -64,7 +64,7 @@ def test_its_kernel_gets_scales_as_it_wants_them(wheel: Path) -> None:
         out = contender.call(x, 0)()
         assert x.expected().compare({"out": out}).ok, op
     assert not contender.takes(workload_of("fp8", {"m": 8, "n": 160, "k": 256}))
-    assert sglang.contenders("moe", Namespace(sglang=wheel), []) == []
+    assert sglang.contenders("grouped_mm", Namespace(sglang=wheel), []) == []
 
 
 def test_a_folder_of_something_else_is_refused(wheel: Path) -> None:

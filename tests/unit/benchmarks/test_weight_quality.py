@@ -21,7 +21,7 @@ def test_all_formats_are_measured_on_all_weights() -> None:
 
 
 def test_the_page_has_the_figures_of_the_results() -> None:
-    page = (ROOT / "docs" / "sparsity.md").read_text()
+    page = (ROOT / "docs" / "sparse_mm.md").read_text()
     named = re.search(r"\(\.\./(benchmarks/results/weight-quality-[\w-]+\.json)\)", page)
     assert named is not None
     results = json.loads((ROOT / named[1]).read_text())

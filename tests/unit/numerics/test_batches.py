@@ -21,7 +21,9 @@ def _small(monkeypatch) -> None:
     monkeypatch.setattr(batches, "POOL", 13)
 
 
-@pytest.mark.parametrize("family", ["scaled_mm", "blockscaled", "moe", "fused_moe", "sparse_mm", "quant", "kv_cache"])
+@pytest.mark.parametrize(
+    "family", ["scaled_mm", "blockscaled", "grouped_mm", "fused_experts", "sparse_mm", "quant", "kv_cache"]
+)
 def test_the_reference_keeps_the_promise(family) -> None:
     found = run(family)
     assert found.total >= 300 and found.different == 0 and found.poisoned > 0
@@ -67,9 +69,9 @@ def test_families_of_which_no_call_is_made_are_left_out_and_named(monkeypatch) -
         raise batches._LeftOut("so it is")
 
     monkeypatch.setattr(Subject, "__init__", refuse)
-    found = run("sparse_mm", "moe")
+    found = run("sparse_mm", "grouped_mm")
     assert found.total == 0 and found.left_out == dict.fromkeys(
-        ("sparse_mm: so it is", "moe: so it is"), batches.FRUITLESS
+        ("sparse_mm: so it is", "grouped_mm: so it is"), batches.FRUITLESS
     )
     with pytest.raises(ValueError) as caught:
         run("no_family")

@@ -28,11 +28,11 @@ def modules_of_vllm(monkeypatch) -> Iterator[dict[str, ModuleType]]:
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm.kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     yield modules
-    sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
+    sys.modules.pop("gemmill.compat.vllm.kernels", None)
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def under_vllms_names() -> dict[str, Call]:
 
 @pytest.mark.parametrize("name", under_vllms_names())
 def test_ops_under_vllms_names_that_are_made_of_others(name: str) -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     call = under_vllms_names()[name]
     run = getattr(torch.ops._C, name)
     run(**call)

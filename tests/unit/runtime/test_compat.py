@@ -28,7 +28,7 @@ from gemmill.vocab.format import MXFP4, NVFP4
 def test_queries(
     groups: tuple, dtypes: list, answers: tuple, smoke_configs, table_of, make_manifest, monkeypatch
 ) -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     kept = [c for c in smoke_configs if c.operands.group_size in groups and c.operands.a_dtype in dtypes]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*kept), table_of(*kept)))
     queries = [getattr(torch.ops._C, f"cutlass_scaled_mm_supports_{what}") for what in ("fp8", "block_fp8")]
@@ -38,7 +38,7 @@ def test_queries(
 
 @pytest.mark.parametrize("swizzled", [True, False])
 def test_fp4_codes_and_scales_in_vllms_tensors(swizzled: bool) -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
     factor = torch.tensor([300.0])
     wanted = quantise_as_vllm(x, NVFP4, global_scale=factor)
@@ -57,7 +57,7 @@ def test_fp4_codes_and_scales_in_vllms_tensors(swizzled: bool) -> None:
 
 def test_fp4_codes_and_scales_of_a_padded_output() -> None:
     """As vLLM's `padded_n` asks for them."""
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
     wanted = quantise_as_vllm(torch.nn.functional.pad(x, (0, 32)), NVFP4, global_scale=factor)
     into = torch.full((5, 64), 0x55, dtype=torch.uint8), torch.full((128, 2), -1, dtype=torch.int32)
@@ -67,7 +67,7 @@ def test_fp4_codes_and_scales_of_a_padded_output() -> None:
 
 def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
     """Scales are words of four: of a gated call, and of experts in a tensor with room for more."""
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     x, factor = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.tensor([300.0])
     wanted = quantise_as_vllm(product_as_vllm(x, Activation.SILU), NVFP4, global_scale=factor)
     into = torch.zeros(5, 24, dtype=torch.uint8), torch.full((128, 1), -1, dtype=torch.int32)
@@ -92,7 +92,7 @@ def test_fp4_codes_and_scales_as_vllms_callers_make_room_for_them() -> None:
 
 
 def test_nvfp4_products_under_vllms_name(monkeypatch, home) -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     x, w = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (5, 32))
     factor = torch.tensor([300.0])
     (a, a_sf), (b, b_sf) = (torch.ops._C.scaled_fp4_quant(y, factor, True) for y in (x, w))
@@ -106,7 +106,7 @@ def test_nvfp4_products_under_vllms_name(monkeypatch, home) -> None:
 
 
 def test_sparse_products_under_vllms_names(monkeypatch, home) -> None:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     weights = torch.tensor([[1.0, 0, 0, -2], [0, 0, 3, 0]]).repeat(8, 16).to(torch.float8_e4m3fn)
     x = torch.arange(-64, 64).reshape(2, 64).to(torch.int8).float().to(torch.float8_e4m3fn)
     values, meta = torch.ops._C.cutlass_sparse_compress(weights)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from builds import TableOnly
 from gemmill import grouped_mm
-from gemmill.families.moe.selections import smoke
+from gemmill.families.grouped_mm.selections import smoke
 from gemmill.runtime import ops
 from gemmill.vocab import Arch
 
@@ -25,7 +25,7 @@ def scales(*shape: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def vllm():
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     return torch.ops._C
 
 

@@ -24,7 +24,7 @@ NAN = torch.nan
 
 @pytest.fixture(scope="module")
 def vllm() -> Any:
-    import_module("gemmill.compat.vllm")
+    import_module("gemmill.compat.vllm.ops")
     return torch.ops._C
 
 

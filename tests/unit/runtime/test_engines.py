@@ -17,9 +17,10 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from engines import CLASSES, LINEAR, SGLANG, VLLM, fp8_config, int8_config, quant_key
-from gemmill.compat import linear, vllm_plugin
+from gemmill.compat import linear
 from gemmill.compat.linear import Linear
-from gemmill.families import blockscaled, moe
+from gemmill.compat.vllm import plugin as vllm_plugin
+from gemmill.families import blockscaled, grouped_mm
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.manifest import ManifestError
 from gemmill.quantize import prepack as prepacking
@@ -42,7 +43,7 @@ def served_fp4(make_manifest, table_of, monkeypatch) -> TableOnly:
 
 
 def kernels() -> ModuleType:
-    return importlib.import_module("gemmill.compat.vllm_plugin.kernels")
+    return importlib.import_module("gemmill.compat.vllm.kernels")
 
 
 OURS = {
@@ -140,13 +141,13 @@ def test_it_is_switched_off(vllm, monkeypatch) -> None:
 
 
 def test_two_gemmills_are_one_sentence(vllm, caplog) -> None:
-    other = type("GemmillInt8Linear", (), {"__module__": "gemmill_copy.compat.vllm_plugin.kernels"})
+    other = type("GemmillInt8Linear", (), {"__module__": "gemmill_copy.compat.vllm.kernels"})
     vllm._POSSIBLE_INT8_KERNELS[vllm.cuda].insert(0, other)
     for _ in range(2):
         vllm_plugin.register()
     assert caplog.messages == [
         "vLLM goes on with its own kernels: gemmill cannot serve here (another gemmill has registered its kernels already, "
-        "from gemmill_copy.compat.vllm_plugin.kernels: uninstall one of the two)"
+        "from gemmill_copy.compat.vllm.kernels: uninstall one of the two)"
     ]
     assert vllm._POSSIBLE_FP8_KERNELS[vllm.cuda][0].__name__ == "FlashInferFP8ScaledMMLinearKernel", "all or none"
 
@@ -482,7 +483,7 @@ def test_a_layer_of_4_bit_weights_is_computed(vllm, served_fp4, format, monkeypa
 @pytest.fixture
 def served_experts(make_manifest, table_of, monkeypatch) -> TableOnly:
     """A loaded build of the smoke selection's grouped GEMMs."""
-    configs = REGISTRY.configs_of(moe.NAME, select("smoke").configs)
+    configs = REGISTRY.configs_of(grouped_mm.NAME, select("smoke").configs)
     build = TableOnly(make_manifest(*configs), table_of(*configs))
     monkeypatch.setattr(ops, "_active", build)
     return build
@@ -533,7 +534,7 @@ def test_entry_points_name_functions_that_are_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     group = SGLANG["modules"]["sglang.srt.plugins"]["GENERAL_PLUGINS_GROUP"]["value"]
     assert project["entry-points"] == {
-        "vllm.general_plugins": {"gemmill": "gemmill.compat.vllm_plugin:register"},
+        "vllm.general_plugins": {"gemmill": "gemmill.compat.vllm.plugin:register"},
         group: {"gemmill": "gemmill.compat.sglang.plugin:register"},
     }
     for points in project["entry-points"].values():

@@ -12,8 +12,8 @@ from torch import Tensor
 import gemmill
 from engines import fp8_config, int8_config, vllm_modules
 from gemmill.compat import linear
-from gemmill.compat.vllm_plugin import contest
-from gemmill.compat.vllm_plugin.contest import TIMED_ROWS, Split, split_of
+from gemmill.compat.vllm import contest
+from gemmill.compat.vllm.contest import TIMED_ROWS, Split, split_of
 from gemmill.runtime import ops
 
 E4M3 = torch.float8_e4m3fn
@@ -43,7 +43,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
     modules = vllm_modules()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm.kernels", raising=False)
     monkeypatch.setattr(ops, "_active", smoke_build)
     monkeypatch.setattr(linear, "refusal", lambda layer: None)
     linear.forget()
@@ -65,7 +65,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
         monkeypatch.setattr(modules["vllm._custom_ops"], name, result(THEIRS), raising=False)
     monkeypatch.setattr(contest, "can_time", lambda weight: True)
     monkeypatch.setattr(contest, "times_us", of_given)
-    kernels = importlib.import_module("gemmill.compat.vllm_plugin.kernels")
+    kernels = importlib.import_module("gemmill.compat.vllm.kernels")
     monkeypatch.setattr(kernels, "refusal", lambda layer: None)
     vllm = modules["vllm.model_executor.kernels.linear"]
 
@@ -80,7 +80,7 @@ def timed(monkeypatch, smoke_build) -> SimpleNamespace:
     monkeypatch.setattr(kernels, "_triton_of_vllm", result(THEIRS))
     given.kernels = kernels
     yield given
-    sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
+    sys.modules.pop("gemmill.compat.vllm.kernels", None)
     contest.forget()
 
 

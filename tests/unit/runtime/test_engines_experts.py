@@ -12,9 +12,10 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from engines import SGLANG, VLLM, vllm_modules
-from gemmill.compat import deep_gemm, linear, vllm_plugin
+from gemmill.compat import deep_gemm, linear
 from gemmill.compat.sglang import plugin as sglang_plugin
-from gemmill.families import blockscaled, moe
+from gemmill.compat.vllm import plugin as vllm_plugin
+from gemmill.families import blockscaled, grouped_mm
 from gemmill.quantize import quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding, ops
@@ -32,7 +33,9 @@ BEGINS = (0, 8, 8)
 @pytest.fixture
 def served(make_manifest, table_of, monkeypatch) -> None:
     """A loaded build of the smoke selection's grouped GEMMs and of its 4-bit ones."""
-    configs = [c for name in (moe.NAME, blockscaled.NAME) for c in REGISTRY.configs_of(name, select("smoke").configs)]
+    configs = [
+        c for name in (grouped_mm.NAME, blockscaled.NAME) for c in REGISTRY.configs_of(name, select("smoke").configs)
+    ]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     linear.forget()
 
@@ -46,13 +49,13 @@ def vllm(monkeypatch) -> ModuleType:
     modules["vllm.experts"].m_grouped_fp8_gemm_nt_contiguous = blocks.m_grouped_fp8_gemm_nt_contiguous
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm.kernels", raising=False)
     monkeypatch.setattr(linear, "_complained", set())
     monkeypatch.delenv("GEMMILL_VLLM", raising=False)
     for _ in range(2):
         vllm_plugin.register()
     yield blocks
-    sys.modules.pop("gemmill.compat.vllm_plugin.kernels", None)
+    sys.modules.pop("gemmill.compat.vllm.kernels", None)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -221,7 +224,7 @@ def test_rows_by_ends_begin_at_multiples() -> None:
 
 
 def test_the_plugins_import_without_their_engines() -> None:
-    for name in ("experts", "vllm_plugin.blocks", "sglang.plugin"):
+    for name in ("experts", "vllm.blocks", "sglang.plugin"):
         importlib.import_module(f"gemmill.compat.{name}")
 
 

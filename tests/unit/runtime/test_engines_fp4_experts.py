@@ -11,11 +11,12 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from engines import FP4_EXPERTS, MXFP4_EXPERTS, SGLANG, VLLM
-from gemmill.compat import fp4_experts, linear, vllm_plugin
+from gemmill.compat import fp4_experts, linear
 from gemmill.compat.sglang import experts as sglang_experts
-from gemmill.compat.vllm_plugin import fused_fp4_experts
-from gemmill.families import moe
-from gemmill.families.fused_moe.selections import packed
+from gemmill.compat.vllm import fused_fp4_experts
+from gemmill.compat.vllm import plugin as vllm_plugin
+from gemmill.families import grouped_mm
+from gemmill.families.fused_experts.selections import packed
 from gemmill.quantize import pruned, quantize_weight
 from gemmill.registry import REGISTRY
 from gemmill.runtime import holding, ops
@@ -31,7 +32,7 @@ IDS = torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [1, 2]], dtype=torch.int32)
 @pytest.fixture(autouse=True)
 def served(make_manifest, table_of, monkeypatch) -> None:
     """A loaded build of the grouped GEMMs of packed weights."""
-    configs = [c for c in REGISTRY.configs_of(moe.NAME, select("default").configs) if "fp4" in str(c)][:40]
+    configs = [c for c in REGISTRY.configs_of(grouped_mm.NAME, select("default").configs) if "fp4" in str(c)][:40]
     monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
     linear.forget()
     fp4_experts._tell.cache_clear()

@@ -15,7 +15,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def kernels() -> ModuleType:
-    return importlib.import_module("gemmill.compat.vllm_plugin.kernels")
+    return importlib.import_module("gemmill.compat.vllm.kernels")
 
 
 def test_vllms_batch_invariance_is_gemmills_contract(vllm, served) -> None:

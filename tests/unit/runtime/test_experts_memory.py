@@ -12,9 +12,9 @@ from torch import Tensor
 import gemmill
 from builds import TableOnly
 from gemmill.compat import linear
-from gemmill.compat.vllm_plugin import fp4_experts as vllm_fp4_experts
-from gemmill.compat.vllm_plugin import fused_fp4_experts
-from gemmill.families.fused_moe.selections import packed
+from gemmill.compat.vllm import fp4_experts as vllm_fp4_experts
+from gemmill.compat.vllm import fused_fp4_experts
+from gemmill.families.fused_experts.selections import packed
 from gemmill.quantize import experts as experts_packing
 from gemmill.runtime import ops
 from gemmill.vocab import Arch

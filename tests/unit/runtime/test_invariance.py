@@ -22,7 +22,7 @@ from gemmill.tuner.workloads import workload_of
 from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
 
 SM_COUNT = 132
-FAMILIES = ("scaled_mm", "blockscaled", "moe", "gated_mm", "sparse_mm")
+FAMILIES = ("scaled_mm", "blockscaled", "grouped_mm", "gated_mm", "sparse_mm")
 """Those that choose among several variants, and hold an order."""
 
 

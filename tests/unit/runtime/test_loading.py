@@ -345,7 +345,7 @@ def test_no_moment_without_kernels(home) -> None:
 def test_vllms_names(home) -> None:
     code = """
         import torch
-        import gemmill.compat.vllm
+        import gemmill.compat.vllm.ops
         from gemmill.runtime.schemas import OPS
         names = {op.name for op in OPS}
         for op in OPS:
@@ -369,7 +369,7 @@ def test_vllms_names(home) -> None:
 def test_under_vllms_name_int8_codes_of_groups_are_vllms(home) -> None:
     code = """
         import gemmill, torch
-        import gemmill.compat.vllm
+        import gemmill.compat.vllm.ops
         x = torch.tensor([[127.0, 1.6, -1.6, 0.9] * 16])
         for op in (torch.ops._C.per_token_group_quant_int8, torch.ops.gemmill.per_token_group_quant_int8):
             codes = torch.empty(1, 64, dtype=torch.int8)
@@ -390,7 +390,7 @@ def test_vllms_python_gives_its_fake_of_fp4_quantisation(is_installed: bool, hom
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         import torch
-        import gemmill.compat.vllm
+        import gemmill.compat.vllm.ops
         print(torch._C._jit_get_operation("_C::scaled_fp4_quant")[0] is not None)
         library = torch.library.Library("_C", "FRAGMENT")
         if {is_installed}:

@@ -11,14 +11,15 @@ import torch
 import gemmill
 from builds import TableOnly
 from engines import CLASSES, vllm_modules
-from gemmill.compat import linear, vllm_plugin
+from gemmill.compat import linear
+from gemmill.compat.vllm import plugin as vllm_plugin
 from gemmill.families import kv_cache
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.space.selections import select
 
 NAME, HEADS, KV_HEADS, HEAD_DIM, PAGE, SLOT = "turboquant_4bit_nc", 4, 2, 128, 16, 134
-OWN = "gemmill.compat.vllm_plugin.attention"
+OWN = "gemmill.compat.vllm.attention"
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import gemmill
 from builds import TableOnly
 from engines import CLASSES, VLLM, quant_key
 from gemmill.compat import fused_experts as whole_experts
-from gemmill.compat import linear, vllm_plugin
-from gemmill.compat.vllm_plugin import fused_experts as vllm_fused_experts
-from gemmill.families.fused_moe import selections
-from gemmill.families.moe.selections import tiled
+from gemmill.compat import linear
+from gemmill.compat.vllm import fused_experts as vllm_fused_experts
+from gemmill.compat.vllm import plugin as vllm_plugin
+from gemmill.families.fused_experts import selections
+from gemmill.families.grouped_mm.selections import tiled
 from gemmill.runtime import ops
 from gemmill.vocab import Arch, DType
 

@@ -23,7 +23,7 @@ from builds import TableOnly
 from engines import VLLM as VLLM_RECORD
 from engines import Platform
 from gemmill.compat import linear
-from gemmill.compat.vllm_plugin import fusion, quant, rewriting
+from gemmill.compat.vllm import fusion, quant, rewriting
 from gemmill.families import quant as quant_family
 from gemmill.family import VLLM_PREFIX
 from gemmill.registry import REGISTRY
@@ -283,10 +283,10 @@ def manager(modules_of_vllm, monkeypatch):
         module = ModuleType(name)
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm_plugin.passes", raising=False)
-    passes = importlib.import_module("gemmill.compat.vllm_plugin.passes")
+    monkeypatch.delitem(sys.modules, "gemmill.compat.vllm.passes", raising=False)
+    passes = importlib.import_module("gemmill.compat.vllm.passes")
     yield passes.GemmillPassManager(), seen
-    sys.modules.pop("gemmill.compat.vllm_plugin.passes")
+    sys.modules.pop("gemmill.compat.vllm.passes")
 
 
 def config(
@@ -333,7 +333,7 @@ def test_the_platform_names_the_manager_and_configurations_name_the_builds(platf
     for _ in range(2):
         fusion.put_before()
     path, _, name = platform.get_pass_manager_cls().rpartition(".")
-    assert (path, name) == ("gemmill.compat.vllm_plugin.passes", "GemmillPassManager")
+    assert (path, name) == ("gemmill.compat.vllm.passes", "GemmillPassManager")
     made = noted(platform, config(None))
     assert made.platform == "Cuda" and "0123" in fusion.key_of(made)
     monkeypatch.setenv("GEMMILL_BUILD", "4567")

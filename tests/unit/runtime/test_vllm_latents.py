@@ -13,14 +13,15 @@ import torch
 import gemmill
 from builds import TableOnly
 from engines import CLASSES, VLLM, vllm_modules
-from gemmill.compat import linear, vllm_plugin
-from gemmill.compat.vllm_plugin import latent_cache
+from gemmill.compat import linear
+from gemmill.compat.vllm import latent_cache
+from gemmill.compat.vllm import plugin as vllm_plugin
 from gemmill.families import kv_cache
 from gemmill.registry import REGISTRY
 from gemmill.runtime import ops
 from gemmill.space.selections import select
 
-OWN, NAME, HEADS, PAGE, SCALE = "gemmill.compat.vllm_plugin.latents", "gemmill_eden4", 8, 16, 192**-0.5
+OWN, NAME, HEADS, PAGE, SCALE = "gemmill.compat.vllm.latents", "gemmill_eden4", 8, 16, 192**-0.5
 LAYER = {"num_heads": HEADS, "scale": SCALE, "kv_cache_dtype": NAME, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 SLOTS = (*range(16, 32), *range(32, 40))
 

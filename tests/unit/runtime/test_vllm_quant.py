@@ -5,7 +5,7 @@ import torch
 
 import gemmill
 from gemmill.compat import linear
-from gemmill.compat.vllm_plugin import quant as vllm_quant
+from gemmill.compat.vllm import quant as vllm_quant
 from gemmill.family import VLLM_PREFIX
 from gemmill.runtime import ops
 from gemmill.runtime.schemas import BY_NAME

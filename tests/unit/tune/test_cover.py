@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.families import gated_mm, moe
+from gemmill.families import gated_mm, grouped_mm
 from gemmill.family import Config, Row, ShapedCall
 from gemmill.registry import REGISTRY
 from gemmill.runtime.select import model_ns, rejection
@@ -27,7 +27,7 @@ def test_the_fewest_kernels_serve_each_call() -> None:
     assert fewest({}) == []
 
 
-@pytest.mark.parametrize("family", [moe.NAME, gated_mm.NAME])
+@pytest.mark.parametrize("family", [grouped_mm.NAME, gated_mm.NAME])
 def test_the_model_leaves_what_is_near_its_choice_at_random_calls(family: str) -> None:
     configs = REGISTRY.configs_of(family, select("default").configs)
     kept = modelled(configs, (), 24, 0.1, SMS)
@@ -41,18 +41,18 @@ def test_the_model_leaves_what_is_near_its_choice_at_random_calls(family: str) -
 
 def test_classes_that_are_served_need_no_kernels_and_others_without_sizes_keep_all() -> None:
     configs = [config for config in select("default").configs if REGISTRY.family_of(config).name != "scaled_mm"]
-    grouped = [config for config in configs if REGISTRY.family_of(config).name == moe.NAME]
+    grouped = [config for config in configs if REGISTRY.family_of(config).name == grouped_mm.NAME]
     quantising = [config for config in configs if REGISTRY.family_of(config).name == "quant"]
-    served = {(moe.NAME, row.call_class) for config in grouped for row in _rows(config)}
+    served = {(grouped_mm.NAME, row.call_class) for config in grouped for row in _rows(config)}
     assert modelled([*grouped, *quantising], served, 8, 0.1, SMS) == set(quantising)
 
 
 def test_random_calls_are_the_same_each_time_and_some_are_ragged() -> None:
-    number = next(row.call_class for row in _rows(REGISTRY.configs_of(moe.NAME, select("default").configs)[0]))
-    calls = random_calls(moe.NAME, number, 64)
-    assert calls == random_calls(moe.NAME, number, 64) and len(set(calls)) == 64
-    usual = REGISTRY.choices[moe.NAME].usual(number)
-    named = [REGISTRY.choices[moe.NAME].named(call.sizes) for call in calls]
+    number = next(row.call_class for row in _rows(REGISTRY.configs_of(grouped_mm.NAME, select("default").configs)[0]))
+    calls = random_calls(grouped_mm.NAME, number, 64)
+    assert calls == random_calls(grouped_mm.NAME, number, 64) and len(set(calls)) == 64
+    usual = REGISTRY.choices[grouped_mm.NAME].usual(number)
+    named = [REGISTRY.choices[grouped_mm.NAME].named(call.sizes) for call in calls]
     assert all(least <= sizes[name] <= most for sizes in named for name, (least, most, _) in usual.items())
     assert {sizes["n"] % 128 == 0 for sizes in named[:15]} == {True} and named[15]["n"] % 128
     assert {call.alignments for call in calls} == {(16, 16, 16), (1, 1, 1)}

@@ -71,7 +71,7 @@ def _needs(config: AnyConfig) -> Needs | None:
     x = config.operands
     needed: dict[str, Any] = {"operand_dtype": x.dtype, "out_dtype": DType.BF16, "group_size": x.group_size}
     if x.by_expert:
-        return Needs(family="moe", config=needed | {"rows_scaled": False, "gathers": (False,), "biased": False})
+        return Needs(family="grouped_mm", config=needed | {"rows_scaled": False, "gathers": (False,), "biased": False})
     return Needs(family="scaled_mm", config=needed | {"epilogue": EpilogueKind.SCALED_BIAS, "arch": config.arch})
 
 

@@ -194,7 +194,7 @@ _OF_VLLMS_NAME = (
         "Tensor scale, float epsilon)",
     ),
 )
-"""Ops whose names and schemas are vLLM's, but whose scales or codes are not all vLLM's: docs/quantisation.md says
+"""Ops whose names and schemas are vLLM's, but whose scales or codes are not all vLLM's: docs/quant.md says
 how."""
 _OWN = (
     _op(

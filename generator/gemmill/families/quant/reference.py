@@ -9,7 +9,7 @@ All arithmetic is f32, every operation rounded on its own (no contraction), and 
 
 Codes and scales of the kernels equal these bit for bit where both run on the same device. Across devices exp, tanh and
 erf differ by an ulp or two. A gated code may then differ where its quotient lies that close to a boundary between
-codes: see docs/quantisation.md. No code here divides by a Python number: torch multiplies by its reciprocal.
+codes: see docs/quant.md. No code here divides by a Python number: torch multiplies by its reciprocal.
 """
 
 import math

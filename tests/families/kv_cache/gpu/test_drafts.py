@@ -11,7 +11,7 @@ import gemmill
 from engines import vllm_modules
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE, SLOT, NAME = 8, 2, 128, 16, 134, "turboquant_4bit_nc"
-OWN = "gemmill.compat.vllm_plugin.attention"
+OWN = "gemmill.compat.vllm.attention"
 LATER = ((300, 100), (5, 299), (4, 64), (0, 300))
 
 

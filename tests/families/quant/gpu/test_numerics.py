@@ -94,7 +94,7 @@ def test_scales_of_rows_without_elements_and_bounds_of_nan(codes: torch.dtype, d
 
 @pytest.mark.needs_cuda
 def test_several_scales_of_a_tensor_and_vllms_int8_codes() -> None:
-    import gemmill.compat.vllm
+    import gemmill.compat.vllm.ops
 
     x = torch.randn(7, 256, device="cuda").bfloat16()
     if gemmill.supports("vllm_dynamic_scaled_fp8_quant", dtype="bf16"):

@@ -9,7 +9,7 @@ import torch
 
 from compile.binding.drawn import SMS_OF_NONE
 from compile.binding.structs import struct_of
-from gemmill.families import gated_mm, moe, scaled_mm
+from gemmill.families import gated_mm, grouped_mm, scaled_mm
 from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.gated_mm.cases.experts import (
     ExpertSpec,
@@ -18,7 +18,7 @@ from gemmill.families.gated_mm.cases.experts import (
     of_counts,
 )
 from gemmill.families.gated_mm.config import GatedPartsConfig, Operands, Result
-from gemmill.families.moe.classes import CLASSES
+from gemmill.families.grouped_mm.classes import CLASSES
 from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.family import ShapedCall
 from gemmill.runtime.select import select
@@ -83,7 +83,9 @@ def asked_of(spec: CallSpec, rows: int) -> ShapedCall:
             format=None,
             biased=False,
         )
-        return ShapedCall(family=moe.NAME, call_class=kind, sizes=(rows, n, k, len(spec.counts)), alignments=aligned)
+        return ShapedCall(
+            family=grouped_mm.NAME, call_class=kind, sizes=(rows, n, k, len(spec.counts)), alignments=aligned
+        )
     kind = class_code(Need.SCALE, spec.dtype.torch_name, DType.BF16.torch_name)
     return ShapedCall(family=scaled_mm.NAME, call_class=kind, sizes=(rows, n, k), alignments=aligned)
 
@@ -95,7 +97,7 @@ def test_two_launches_share_a_product(probe, spec: CallSpec) -> None:
     rows = given["out"].numel() // spec.hidden
     chosen = select(probe.build.table, asked_of(spec, rows), SMS_OF_NONE).entry
     assert chosen is not None and (product, own) == (chosen.symbol, symbol)
-    x = struct_of("moe/abi.h" if by_expert else "scaled_mm/abi.h").from_buffer_copy(told)
+    x = struct_of("grouped_mm/abi.h" if by_expert else "scaled_mm/abi.h").from_buffer_copy(told)
     parts = Parts.from_buffer_copy(data)
     call = parts.call
     assert parts.product and x.d == parts.product

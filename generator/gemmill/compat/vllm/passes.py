@@ -1,0 +1,63 @@
+"""vLLM's manager of graph passes, with gemmill's behind vLLM's own.
+
+Imported by vLLM alone, which asks its platform for the manager's name (`fusion.put_before`).
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from vllm.compilation.passes.inductor_pass import InductorPass, get_pass_context
+from vllm.compilation.passes.pass_manager import PostGradPassManager
+
+from gemmill.compat.vllm import fusion, rewriting
+
+
+class SiluQuantPass(InductorPass):
+    """Fuses SiLU with a quantisation per token."""
+
+    def __init__(self) -> None:
+        """Traces the patterns."""
+        self._patterns = rewriting.silu_patterns(_rows)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites a functional graph."""
+        self._patterns.apply(graph)
+
+    def uuid(self) -> str:
+        """Of the rewriting's source: another makes other graphs."""
+        return _source()
+
+
+class GemmillPassManager(PostGradPassManager):
+    """vLLM's, which gives its quantisation ops to gemmill where the configuration says so."""
+
+    _key: Any = None
+
+    def configure(self, config: Any) -> None:
+        """vLLM's passes, and gemmill's behind them where vLLM fuses activations with quantisation."""
+        super().configure(config)
+        self._key = fusion.key_of(config)
+        if self._key is not None and self.pass_config.fuse_act_quant:
+            self.add(SiluQuantPass())
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites a graph last of all, for vLLM's passes find its ops by their names."""
+        super().__call__(graph)
+        if self._key is not None:
+            rewriting.rewrite(graph, *_rows())
+
+    def uuid(self) -> str:
+        """vLLM's, followed by the builds and the source of gemmill's rewriting."""
+        return f"{super().uuid()}|{self._key}|{_source()}"
+
+
+def _rows() -> tuple[int, int]:
+    compiled_for = get_pass_context().compile_range
+    return compiled_for.start, compiled_for.end
+
+
+@cache
+def _source() -> str:
+    return str(InductorPass.hash_source(Path(rewriting.__file__).read_text(encoding="utf-8")))

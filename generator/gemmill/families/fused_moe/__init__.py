@@ -1,3 +1,0 @@
-"""Fused experts: both products of a mixture of experts' layer, with the operations before, between and after them."""
-
-NAME = "fused_moe"

@@ -1,3 +1,0 @@
-"""Grouped GEMMs: rows that belong to experts, each multiplied by its expert's weights."""
-
-NAME = "moe"

@@ -1,0 +1,77 @@
+// The end of the last of three launches with the main loop of packed weights: the warp that hears of the last of a token's parts sums
+// them. FusedExperts has the same for a whole CTA.
+#pragma once
+
+#include "fused_experts/params.cuh"
+
+namespace gemmill::fused_moe {
+
+// A token's sum over its experts, of the `columns` columns from n0 on, by a warp. It loads parts of some experts together: in place of a
+// missing one another's, for of conditional loads nvcc 13.0 has each wait for the one before. `all`: whether all experts have weights.
+template <class Half, int columns, int together = 20 / (columns / 32)>
+__device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool all, int n0, int lane) {
+  constexpr int kEach = columns / 32, kTogether = together;
+  static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
+  using Piece = std::conditional_t<kEach == 4, float4, float2>;
+  auto const& x = p.x;
+  int const n = n0 + lane * kEach;
+  float sums[kEach] = {};
+  for (int slots = 0; slots < x.topk; slots += 32) {
+    int64_t const pairs = token * x.topk + slots;
+    uint64_t const own = __ballot_sync(~0u, slots + lane < x.topk && (all || p.ws.local[pairs + lane] >= 0));
+    if (own == 0 || n >= x.hidden) continue;
+    int const some = __ffsll(static_cast<long long>(own)) - 1;
+    float const* const from = p.ws.parts + pairs * x.hidden + n;
+#pragma unroll 1
+    for (int first = 0; own >> first != 0; first += kTogether) {
+      Piece parts[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        int const slot = own >> (first + i) & 1 ? first + i : some;
+        parts[i] = __ldcg(reinterpret_cast<Piece const*>(from + int64_t{slot} * x.hidden));
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        bool const has = own >> (first + i) & 1;
+        sums[0] += has ? parts[i].x : 0.0f, sums[1] += has ? parts[i].y : 0.0f;
+        if constexpr (kEach == 4) sums[2] += has ? parts[i].z : 0.0f, sums[3] += has ? parts[i].w : 0.0f;
+      }
+    }
+  }
+  if (n >= x.hidden) return;
+  Half* const out = static_cast<Half*>(x.out) + token * x.ldout + n;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) out[i] = of_float<Half>(x.adds ? __fadd_rn(to_float(out[i]), sums[i]) : sums[i]);
+}
+
+// Of one of a tile's rows: its token, -1 for none, and how many experts of that have weights.
+struct AskedRow {
+  int token, needed;
+};
+__device__ __forceinline__ AskedRow ask_row(Params const& p, int first, int count) {
+  int const lane = threadIdx.x % 32;
+  if (lane >= count) return {-1, 0};
+  int const token = p.ws.order[first + lane] / p.x.topk;
+  return {token, p.ws.needed[token]};
+}
+
+// Counts `columns` columns from n0 on as stored for the `count` rows of a tile, which this warp knows; sums those of tokens that now have
+// all, in the order of their experts. `asked`: the answer for the first 32.
+template <class Half, int columns>
+__device__ __forceinline__ void sum_stored(Params const& p, int first, int count, int n0, AskedRow const& asked) {
+  auto const& x = p.x;
+  int const lane = threadIdx.x % 32;
+  __threadfence();
+  for (int base = 0; base < count; base += 32) {
+    AskedRow const row = base == 0 ? asked : ask_row(p, first + base, count - base);
+    int token = row.token;
+    if (token >= 0 && atomicAdd(p.ws.summed + int64_t(token) * p.down.blocks + n0 / columns, 1) + 1 < row.needed) token = -1;
+    __threadfence();
+    for (unsigned whole = __ballot_sync(~0u, token >= 0); whole != 0; whole &= whole - 1) {
+      int const of = __ffs(whole) - 1;
+      sum_token<Half, columns>(p, __shfl_sync(~0u, token, of), __shfl_sync(~0u, row.needed, of) == x.topk, n0, lane);
+    }
+  }
+}
+
+}  // namespace gemmill::fused_moe
