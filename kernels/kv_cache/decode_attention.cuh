@@ -2,7 +2,7 @@
 //
 // A block takes one KV head of one sequence, a tile of 8 or 16 rows and a slice of the tokens. The rows are query rows times
 // the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens; of 512
-// elements eight, of which two share 16 tokens (shares.cuh). Where slices are fixed, each group takes a run of them for itself: its warps
+// elements sixteen, of which four share 16 tokens (shares.cuh). Where slices are fixed, each group takes a run of them for itself: its warps
 // leave a slice's sums and go on, and its producer joins them. Each group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
 // of memory, half a page of 128 tokens is four. One producer for all would be too slow. A stage is:
 //

@@ -32,9 +32,8 @@ template <int kElements, int kBitsOfKeys, int kBitsOfValues, int kTilesOfRows, i
 struct DecodeShapeOfWarps {
   static constexpr int kHeadDim = kElements, kValueDim = kElementsOfValues, kKeyBits = kBitsOfKeys, kValueBits = kBitsOfValues;
   static constexpr int kRowTiles = kTilesOfRows, kRows = kRowsOfTile * kRowTiles;
-  // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them. Each makes the weights
-  // of its tokens, so two warps of 256 elements do less than four of 128.
-  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 256 : 1, kKeyShareDim = kHeadDim / kShares, kShareDim = kValueDim / kShares;
+  // Warps that share vectors, where one would have too few registers for its queries and sums: 6 d rows / 128 of them.
+  static constexpr int kShares = kHeadDim > 256 ? kHeadDim / 128 : 1, kKeyShareDim = kHeadDim / kShares, kShareDim = kValueDim / kShares;
   static constexpr int kKeySteps = kKeyShareDim / 16, kSteps = kShareDim / 16;  // of keys, of values
   static_assert(kValueDim <= kHeadDim, "The first signs of keys are those of values.");
   static constexpr bool kHasZeros = false;
