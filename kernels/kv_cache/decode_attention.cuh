@@ -2,8 +2,8 @@
 //
 // A block takes one KV head of one sequence, a tile of 8 or 16 rows and a slice of the tokens. The rows are query rows times
 // the query heads of the KV head. Groups of four consumer warps take stages of 64 tokens in turn, each warp 16 tokens; of 512
-// elements sixteen, of which four share 16 tokens (shares.cuh). Where slices are fixed, each group takes a run of them for itself: its warps
-// leave a slice's sums and go on, and its producer joins them. Each group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
+// elements sixteen, of which four share 16 tokens (shares.cuh). Where slices are fixed, each group takes a run of them for itself, so a
+// slice's end stops nobody else. Each group has a producer warp, which brings its stages by bulk copies, a lane for each piece: whole pages of a head are one piece
 // of memory, half a page of 128 tokens is four. One producer for all would be too slow. A stage is:
 //
 //   scores    S^T[16 x rows] = K Q^T    Q stays in registers as f16, rotated; keys are centroids
@@ -25,7 +25,7 @@
 
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
-#include "kv_cache/slice_sums.cuh"
+#include "kv_cache/decode_tiles.cuh"
 
 namespace gemmill::kv_cache {
 
@@ -90,11 +90,10 @@ struct Pieces {
   __device__ __forceinline__ int page_of(int stage, int lane) const { return is_half ? stage / 2 : (stage << page_shift) + lane; }
 };
 
-// Brings a group's stages, one after the other. With `kByGroup` it joins the sums of a slice as soon as its last stage is free again.
+// Brings a group's stages, one after the other.
 template <class Shape, bool kByGroup>
-__device__ __forceinline__ void produce(DecodeParams<Shape::kHeadDim, Shape::kValueDim> const& params, Place const& at, Run const& run,
-                                        uint8_t* shared, uint64_t* full, uint64_t* empty) {
-  auto const& args = params.args;
+__device__ __forceinline__ void produce(gemmill_kv_attention_args const& args, Place const& at, Run const& run, uint8_t* shared, uint64_t* full,
+                                        uint64_t* empty) {
   constexpr int kStages = kByGroup ? Shape::kRunStages : Shape::kStages, kStep = kByGroup ? 1 : Shape::kGroups;
   int const lane = threadIdx.x % 32, group = threadIdx.x / 32 - Shape::kConsumerWarps;
   int const page_size = static_cast<int>(args.page_size), last_page = static_cast<int>(min(args.pages - 1, int64_t{INT32_MAX}));
@@ -107,12 +106,7 @@ __device__ __forceinline__ void produce(DecodeParams<Shape::kHeadDim, Shape::kVa
   };
   int const first = run.first_stage + (kByGroup ? 0 : group);
   int known = exists(first) ? pages[pieces.page_of(first, lane)] : 0;
-  int slot = group, phase = 1, joins = 0, slice = run.first_slice;
-  auto const join_until = [&](int end) {
-    for (; slice < run.end_slice && min(run.first_stage + (slice - run.first_slice + 1) * run.of_slice, run.end_stage) <= end; ++slice) {
-      SliceSums<Shape>(shared, group).join(params.partial, slice, joins);
-    }
-  };
+  int slot = group, phase = 1;
   for (int stage = first; stage < run.end_stage; stage += kStep) {
     int64_t const page = min(max(known, 0), last_page);
     bool const copies = exists(stage);
@@ -128,10 +122,79 @@ __device__ __forceinline__ void produce(DecodeParams<Shape::kHeadDim, Shape::kVa
       uint8_t const* const from = head + page * args.page_stride + (stage % 2) * pieces.from_odd;
       bulk_copy(Shape::stage(shared, slot) + pieces.to, from, pieces.bytes, &full[slot]);
     }
-    if constexpr (kByGroup) join_until(stage - kStages / Shape::kGroups + 1);
     if ((slot += Shape::kGroups) >= kStages) slot -= kStages, phase ^= 1;
   }
-  if constexpr (kByGroup) join_until(run.end_stage);
+}
+
+// A warp's sums of up to `kCount` rows from `first` on to shared memory, [warps][kCount][kSumStride], and all rows' states, [warps][rows].
+// `warp` is its number among those that share a slice.
+template <class Shape, int kCount>
+__device__ __forceinline__ void leave_sums(Running<Shape> const& running, int warp, int first, int end, float* sums, float2* states) {
+  constexpr int kOwn = Shape::kShareDim / 8;
+  int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
+    int const r = i / 2, row = i % 2, at = 8 * r + 2 * t + row;
+    if (first == 0) {
+      float sum = running.sum[r][row];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+      if (g == 0) states[warp * Shape::kRows + at] = make_float2(running.max[r][row], sum);
+    }
+    if (at < first || at >= end) continue;
+    float* const to = sums + (warp * kCount + at - first) * Shape::kSumStride + kOwn * g;
+#pragma unroll
+    for (int j = 0; j < Shape::kSteps; j += 2) {
+      float const(&low)[4] = running.out[r][j], (&high)[4] = running.out[r][j + 1];
+      reinterpret_cast<float4*>(to)[j / 2] = make_float4(low[row], low[2 + row], high[row], high[2 + row]);
+    }
+  }
+}
+
+// The sums of `kWarps` warps of those rows to one, in the warps' order, and to memory, four elements a thread. `thread` is its number among
+// theirs. Products and sums are fused by name: every copy of this code gives the same bits.
+template <class Shape, int kWarps, int kCount>
+__device__ __forceinline__ void join_sums(Partial<Shape::kValueDim> const& partial, int thread, int64_t to, int first, int end,
+                                          float const* sums, float2 const* states) {
+  constexpr int kQuarters = Shape::kValueDim / 4, kRows = Shape::kRows, kShares = Shape::kShares, kShareDim = Shape::kShareDim;
+  for (int i = thread; i < (end - first) * kQuarters; i += 32 * kWarps) {
+    int const row = i / kQuarters, quarter = i % kQuarters, which = 4 * quarter / kShareDim;
+    float2 const* const of_row = states + first + row;
+    float const* const own = sums + (which * kCount + row) * Shape::kSumStride + 4 * quarter % kShareDim;
+    float largest = kNothing, sum = 0.0f;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < kWarps; w += kShares) largest = fmaxf(largest, of_row[w * kRows].x);
+#pragma unroll
+    for (int w = 0; w < kWarps; w += kShares) {
+      float2 const state = of_row[(w + which) * kRows];
+      float4 const part = *reinterpret_cast<float4 const*>(own + w * kCount * Shape::kSumStride);
+      float const share = power_of_two(state.x - largest);
+      sum = __fmaf_rn(share, state.y, sum);
+      out.x = __fmaf_rn(share, part.x, out.x), out.y = __fmaf_rn(share, part.y, out.y);
+      out.z = __fmaf_rn(share, part.z, out.z), out.w = __fmaf_rn(share, part.w, out.w);
+    }
+    reinterpret_cast<float4*>(partial.out + (to + first) * Shape::kValueDim)[i] = out;
+    if (quarter == 0) partial.max_sum[to + first + row] = make_float2(largest, sum);
+  }
+}
+
+// The running sums of a group as those of a slice that it alone took, in rounds of `kRoundRows` rows. Other groups go on.
+template <class Shape>
+__device__ __forceinline__ void store_slice_of_group(Partial<Shape::kValueDim> const& partial, Running<Shape> const& running, int slice,
+                                                     uint8_t* shared) {
+  constexpr int kThreads = 32 * Shape::kGroupWarps;
+  int const group = threadIdx.x / kThreads, thread = threadIdx.x % kThreads;
+  float2* const states = reinterpret_cast<float2*>(shared + Shape::kEnd) + group * Shape::kGroupWarps * Shape::kRows;
+  float* const sums = reinterpret_cast<float*>(shared + Shape::kSums) + group * Shape::kGroupWarps * Shape::kRoundRows * Shape::kSumStride;
+  TileSums const tile = *reinterpret_cast<TileSums const*>(shared + Shape::kTileSums);
+  for (int first = 0; first < tile.rows; first += Shape::kRoundRows) {
+    int const end = min(first + Shape::kRoundRows, tile.rows);
+    sync_threads(kGroupBarrier + group, kThreads);
+    leave_sums<Shape, Shape::kRoundRows>(running, thread / 32, first, end, sums, states);
+    sync_threads(kGroupBarrier + group, kThreads);
+    join_sums<Shape, Shape::kGroupWarps, Shape::kRoundRows>(partial, thread, (tile.first + slice) * Shape::kRows, first, end, sums, states);
+  }
 }
 
 template <class Shape, bool kByGroup>
@@ -161,18 +224,12 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
 
   constexpr int kStages = kByGroup ? Shape::kRunStages : Shape::kStages, kStep = kByGroup ? 1 : Shape::kGroups;
   static_assert(kStages % Shape::kGroups == 0, "A group's slots keep their remainder.");
-  // Groups with slices count the warp's tokens, others stages. A slice's length, the run's end and the phase of the sums' room lie in shared
-  // memory: in registers they spilled others.
-  constexpr int kCounted = kByGroup ? kStageTokens : 1;
-  int const start = kByGroup ? place : 0;
-  int slot = warp / Shape::kGroupWarps, phase = 0;
-  auto const rest = [&] { return reinterpret_cast<int3 volatile*>(shared + Shape::kRuns) + fresh(static_cast<int>(threadIdx.x)) / 32; };
-  if (kByGroup) rest()->x = run.of_slice * kCounted, rest()->y = run.end_stage * kCounted + start, rest()->z = 1;
-  for (int next = (run.first_stage + (kByGroup ? 0 : slot)) * kCounted + start;;) {
-    int const end = kByGroup ? min(next + rest()->x, rest()->y) : run.end_stage;
-    for (; next < end; next += kStep * kCounted) {
+  int slot = warp / Shape::kGroupWarps, phase = 0, slice = run.first_slice;
+  for (int stage = run.first_stage + (kByGroup ? 0 : slot);; ++slice) {
+    int const end = kByGroup ? min(stage + run.of_slice, run.end_stage) : run.end_stage;
+    for (; stage < end; stage += kStep) {
       uint8_t const* const bytes = Shape::stage(shared, slot);
-      int const token = kByGroup ? next : next * kStageTokens + place;
+      int const token = stage * kStageTokens + place;
       wait(&full[slot], phase);
       if (token < at.length) {
         float s[Shape::kRowTiles][4] = {};
@@ -199,11 +256,8 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
       if ((slot += Shape::kGroups) >= kStages) slot -= kStages, phase ^= 1;
     }
     if constexpr (!kByGroup) return;
-    int const own = fresh(static_cast<int>(threadIdx.x)) / 32;
-    int const room = SliceSums<Shape>(shared, own / Shape::kGroupWarps).leave(running, own % Shape::kGroupWarps, rest()->z);
-    if (next >= rest()->y) return;
-    if (lane == 0) rest()->z = room;
-    __syncwarp();
+    store_slice_of_group(params.partial, running, slice, shared);
+    if (stage >= run.end_stage) return;
     running = Running<Shape>();
   }
 }
@@ -228,11 +282,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
-    if constexpr (kByGroup) {
-      *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, blockIdx.x, Shape::kRows);
-      uint64_t* const of_sums = reinterpret_cast<uint64_t*>(shared + Shape::kSumBarriers);
-      for (int i = 0; i < Shape::kGroups; ++i) initialise(&of_sums[2 * i], Shape::kGroupWarps), initialise(&of_sums[2 * i + 1], 1);
-    }
+    if constexpr (kByGroup) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, blockIdx.x, Shape::kRows);
     publish_barriers();
   }
   __syncthreads();
@@ -246,8 +296,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
   Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run<1>(params, 0);
   if (produces) {
-    if constexpr (Shape::kGivesRegisters) leave_registers<kByGroup ? Shape::kJoinerRegisters : Shape::kProducerRegisters>();
-    if (group < Shape::kGroups) produce<Shape, kByGroup>(params, at, run, shared, full, empty);
+    if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
+    if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();

@@ -50,7 +50,6 @@ struct DecodeShapeOfWarps {
   static constexpr bool kGivesRegisters = kConsumerWarps >= 12;  // four warps do it together, so some produce nothing
   static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
   static constexpr int kConsumerRegisters = kConsumerWarps == 12 ? 160 : 112, kProducerRegisters = 32;
-  static constexpr int kJoinerRegisters = kConsumerWarps == 12 ? 32 : 56;  // of producers that join sums
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
   static constexpr int kQueryBytes = kRows * kHeadDim * 2, kPartsBytes = Shares<kShares>::bytes(kConsumerWarps);
   static constexpr int kMostBelow = std::min((kTableBytes - kReserved - kMostStages * 16) / kStageBytes, kMostStages);
@@ -61,19 +60,16 @@ struct DecodeShapeOfWarps {
   static constexpr int kTable = kTableBytes - kReserved;
   static constexpr int kQueries = kTable + kTableBytes + (kStages - kStagesBelow) * kStageBytes;
   static constexpr int kScoreParts = kQueries + kQueryBytes, kEnd = kScoreParts + kPartsBytes;
-  // Of groups with slices of their own: states, the place of the tile's sums, two barriers of each group, the rest of each warp's
-  // run, and sums in rounds of `kRoundRows` rows. Sums lie behind the rest, or in place of a stage of each group. A block's only slice takes
-  // all memory for its sums.
+  // Of groups with slices of their own: states, the place of the tile's sums, and sums in rounds of `kRoundRows` rows. Sums lie behind the
+  // rest, or in place of a stage of each group. A block's only slice takes all memory for its sums.
   static constexpr int kSumStride = kShareDim + 4;  // of a row of sums, which lanes write to neighbouring words
   static constexpr int kStateBytes = kConsumerWarps * kRows * 8, kRowBytes = kConsumerWarps * kSumStride * 4;
-  static constexpr int kTileSums = kEnd + kStateBytes, kSumBarriers = kTileSums + 16, kRuns = kSumBarriers + 16 * kGroups;
-  static constexpr int kBehind = kRuns + 16 * kConsumerWarps;
+  static constexpr int kTileSums = kEnd + kStateBytes, kBehind = kTileSums + 16;
   static constexpr bool kSumsAreLast = kMostShared - kBehind >= 4 * kRowBytes;
   static constexpr int kRunStages = kSumsAreLast ? kStages : kStages - kGroups;
   static constexpr int kSums = kSumsAreLast ? kBehind : kTable + kTableBytes + (kRunStages - kStagesBelow) * kStageBytes;
   static constexpr int kRoundRows = round_rows((kSumsAreLast ? kMostShared : kQueries) - kSums, kRowBytes, kRows);
   static constexpr int kSharedBytes = kSumsAreLast ? kSums + kRoundRows * kRowBytes : kBehind;
-  static_assert(kRunStages <= kLeastStages * kGroups, "A producer joins a slice's sums before it needs the room of the next ones.");
   static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
   static_assert(kSums + kRoundRows * kRowBytes <= (kSumsAreLast ? kSharedBytes : kQueries), "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");

@@ -7,8 +7,6 @@
 
 namespace gemmill::kv_cache {
 
-constexpr int64_t kIdlePart = 5;
-
 // Mirrored by gemmill.families.kv_cache.model, which says why.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = facts_of(of);
@@ -29,7 +27,6 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
     Shared const shared(slices, blocks, groups);
     of_run = shared.stages_of_stage * shared.run;
     of_all = shared.stages_of_stage * std::min(shared.run * of_slice, stages);
-    if (slices < blocks * groups) of_all += of_all / kIdlePart;
   } else {
     slices = blocks = slices_of(tiles, stages, capacity, row.half_waves, row.slices);
     of_all = ceil_div(stages, slices);

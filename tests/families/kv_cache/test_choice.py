@@ -1,7 +1,6 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by measured times."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -143,17 +142,6 @@ def test_chunks_of_a_prompt_hold_one_order_in_one_slice(
     orders = {held(rows) for rows in (33, 77, 512, 4096, 16384)}
     assert len(orders) == 1 and orders.pop().slices == 1
     assert held(32).slices > 1, "a step with drafts is none"
-
-
-@pytest.mark.parametrize(("length", "best"), [(65536, 64), (131072, 64), (16384, 32)])
-def test_a_long_sequence_has_a_slice_for_each_group(length: int, best: int) -> None:
-    """Sixteen blocks of four groups share a tile of one sequence. Of a short one 64 slices are no more than 32."""
-    call, rows = (
-        call_of(MeasuredOp.DECODE_4, length=length),
-        {n: row_of(replace(DECODE, slices=n)) for n in (16, 32, 64)},
-    )
-    times = {n: TUNING.model_ns(row, call, SMS) for n, row in rows.items()}
-    assert min(times, key=times.__getitem__) == best and times[64] <= times[32] < times[16]
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,6 @@ SUM_STAGES = 1
 """Stages in whose time a group sums up a slice."""
 
 
-IDLE_PART = 5
-"""The part of a block's time by which groups without a slice lengthen it: 51.4 us for 42.4 where half had none (1 x 128K, H200,
-2026-11-27, e2544502)."""
-
-
 class Shared(NamedTuple):
     """How the groups of a tile's blocks share its slices. Mirrors `Shared` in kernels/kv_cache/slices.h."""
 
@@ -127,8 +122,6 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
         slices = max(-(-stages // of_slice), 1)
         run, stages_of_stage = shared_of(slices, blocks, groups)
         of_run, of_all = stages_of_stage * run, stages_of_stage * min(run * of_slice, stages)
-        if slices < blocks * groups:
-            of_all += of_all // IDLE_PART
     else:
         slices = blocks = slices_of(tiles, stages, capacity, facts.half_waves, facts.slices)
         of_all, of_run = -(-stages // slices), 0

@@ -17,8 +17,6 @@ _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
 _SUM_PS = 200_000
 """Picoseconds of a block that the sum of a group's slice takes: 350 clocks of issue, predicted."""
-_SLICE_PS, _MANY_SLICES = 125_000, 32
-"""Picoseconds in which a warp adds a slice to the others, and the fixed slices from which on eight warps do."""
 _LATENT_PS = 5_400_000
 """Picoseconds of 64 latents by 16 rows: 92.9 us for 16 stages of 128 blocks (H200, 2026-11-27, 3332e200)."""
 _WIDE_LATENT_PERMILLE = 2300
@@ -35,10 +33,6 @@ _WIDE_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take of eight warps."""
 _TWELVE_PERMILLE = 1480
 """The same of twelve: 68.1 us for 73.5 of four rows at 8 x 16K (H200, 2026-11-27, 3332e200)."""
-
-
-def _slice_ps(config: KvCacheConfig) -> int:
-    return _SLICE_PS // 8 if config.slices >= _MANY_SLICES else _SLICE_PS
 
 
 def _facts(config: KvCacheConfig) -> RowFacts:
@@ -66,7 +60,7 @@ def _facts_of_tiles(config: KvCacheConfig) -> RowFacts:
         narrow_ps=stage,
         wide_ps=stage,
         start_ps=(8 if is_many else 4) * _WORD,
-        slice_ps=_slice_ps(config),
+        slice_ps=125_000,
         slices=config.slices,
         sum_ps=0 if is_many else _SUM_PS,
         narrow_groups=3,
@@ -90,7 +84,7 @@ def _facts_of_pages(config: KvCacheConfig) -> RowFacts:
         narrow_ps=stage,
         wide_ps=stage * _WIDE_PERMILLE // 1000,
         start_ps=4 * _WORD,
-        slice_ps=_slice_ps(config),
+        slice_ps=125_000,
         slices=config.slices,
         sum_ps=_SUM_PS,
         narrow_groups={192: 2, 256: 2, 512: 1}.get(config.operands.head_dim, 4),
@@ -112,7 +106,7 @@ def _facts_of_latents(config: KvCacheConfig) -> RowFacts:
         narrow_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS),
         wide_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS * _WIDE_LATENT_PERMILLE // 1000),
         start_ps=4 * _WORD,
-        slice_ps=_SLICE_PS,
+        slice_ps=125_000,
         slices=config.slices,
     )
 
@@ -153,7 +147,7 @@ def _facts_of_any(config: KvCacheConfig) -> RowFacts:
         narrow_ps=15 * _WORD,
         wide_ps=14 * _WORD,
         start_ps=30 * _WORD,
-        slice_ps=_SLICE_PS,
+        slice_ps=125_000,
         slices=config.slices,
     )
 
