@@ -289,7 +289,7 @@ __device__ __forceinline__ void attend_stages(PrefillParams<Shape> const& params
 
 // A warp's sums and states to shared memory: [rows][kSumStride] and [rows].
 template <class Shape>
-__device__ __forceinline__ void leave_sums(PrefillRunning<Shape> const& running, float* sums, float2* states) {
+__device__ __forceinline__ void leave_prefill_sums(PrefillRunning<Shape> const& running, float* sums, float2* states) {
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first = 16 * (threadIdx.x / 32) + g;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -308,7 +308,7 @@ __device__ __forceinline__ void leave_sums(PrefillRunning<Shape> const& running,
 
 // Rows to the result, or to the sums of a slice. A warp takes a row at a time.
 template <class Element, class Shape>
-__device__ __forceinline__ void leave_rows(PrefillParams<Shape> const& params, Place const& at, float const* sums, float2 const* states) {
+__device__ __forceinline__ void leave_prefill_rows(PrefillParams<Shape> const& params, Place const& at, float const* sums, float2 const* states) {
   constexpr int kOwn = Shape::kHeadDim / 32;
   int const lane = threadIdx.x % 32;
   int64_t const first = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
@@ -362,9 +362,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_rows(__grid_constan
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + Shape::kRows * Shape::kSumStride);
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every tile has been read: the memory is free
-  leave_sums<Shape>(running, sums, states);
+  leave_prefill_sums<Shape>(running, sums, states);
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
-  leave_rows<Element, Shape>(params, at, sums, states);
+  leave_prefill_rows<Element, Shape>(params, at, sums, states);
 }
 
 // Host code: launches. The parts of one:

@@ -1,6 +1,7 @@
 """How many slices the tokens of a sequence are: a launch setting, chosen by a model or by measured times."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
