@@ -35,7 +35,7 @@ def test_every_variant_of_a_build_can_be_recorded(probe, family) -> None:
     for entry in {entry.symbol: entry for entry in probe.variants_of(family)}.values():
         case = sized(entry.config)
         if needs(entry.config) is not None:  # whose kernels are those of several variants
-            with pytest.raises(ValueError, match=r" launches 5 kernels for this call, and one can be exported$"):
+            with pytest.raises(ValueError, match=r" launches (2|5) kernels for this call, and one can be exported$"):
                 record(probe.build, entry.name, case)
             continue
         recorded = record(probe.build, entry.name, case)
