@@ -96,3 +96,16 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 def draws(pytestconfig: pytest.Config) -> int:
     """How many times as many random calls a test draws as L0 does."""
     return {"L0": 1, "L1": 5, "L2": 25}[pytestconfig.getoption("--level")]
+
+
+@pytest.fixture
+def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured rows of GEMMs serve as far as they reach, whatever the model expects."""
+    import math
+    from dataclasses import replace
+
+    from gemmill.registry import REGISTRY
+
+    for known in (REGISTRY.choices, REGISTRY.tunings):
+        tuning = known["scaled_mm"]
+        monkeypatch.setitem(known, "scaled_mm", replace(tuning, reach=replace(tuning.reach, margin=math.inf)))

@@ -91,7 +91,7 @@ def test_symbols_are_shared_by_what_compiles_to_the_same_code(make_config) -> No
         (
             "a16b16d8",
             "a16b16",
-            "alignment_d 'a16b16', expected d and a number; or p and a number; or a and a number, b and a number, d and a number",
+            "expected standard or fewrows; or d and a number; or p and a number; or a and a number, b and a number, d and a number",
         ),
         (
             "d8",

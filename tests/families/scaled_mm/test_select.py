@@ -72,6 +72,7 @@ def test_measured_here(two_tiles, tiles, shaped_call) -> None:
     assert choice.trace[0].reason.startswith("it fits, the table's exact row names another (model: ")
 
 
+@pytest.mark.usefixtures("without_margin")
 def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 64), measured(tiles[128], 1024))
     for m, tile, trust in (
@@ -88,6 +89,7 @@ def test_rows_measured_for_fewer_or_far_more_rows_do_not_serve(two_tiles, tiles,
         assert tile is None or choice.entry.config == tiles[tile], m
 
 
+@pytest.mark.usefixtures("without_margin")
 def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, tiles, shaped_call) -> None:
     table = two_tiles(measured(tiles[256], 512), measured(tiles[128], 1024))
     choice = select(table, shaped_call(m=2000), SMS)
@@ -97,6 +99,7 @@ def test_beyond_the_largest_measured_many_rows_serve_but_not_exactly(two_tiles, 
     assert (choice.entry.config, choice.trust) == (tiles[128], Trust.NEAREST)
 
 
+@pytest.mark.usefixtures("without_margin")
 def test_measured_variant_whose_bands_would_be_mostly_empty_is_passed_over(make_config, table_of, shaped_call) -> None:
     banded, plain = (
         make_config(cluster_shape_mnk=(2, 1, 1), raster_order=RasterOrder.ALONG_M, swizzle=8),

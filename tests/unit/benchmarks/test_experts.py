@@ -38,7 +38,7 @@ def fused_moe_kernel(c_ptr):
 
 
 def test_kernels_of_a_file_have_a_module_and_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "fused_experts.py"
+    source = tmp_path / "fused_moe.py"
     source.write_text(SOURCE)
     triton, language = ModuleType("triton"), ModuleType("triton.language")
     triton.jit, triton.language = lambda function: function, language

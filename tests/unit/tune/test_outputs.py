@@ -283,6 +283,7 @@ def unshipped(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tuned, "_SHIPPED", tmp_path / "none")
 
 
+@pytest.mark.usefixtures("without_margin")
 def test_audit(one_row, unshipped) -> None:
     one_row()
     folder, manifest = stand_in_build(select("smoke"))
