@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmill.compat import fp4_experts, invariance
-from gemmill.compat.fused_experts import ACTIVATIONS, Experts, experts_of, in_pieces
+from gemmill.compat.fused_experts import ACTIVATIONS, experts_of, in_pieces
 from gemmill.compat.linear import FINE_BLOCK, block_of, called
 from gemmill.runtime import served
 
