@@ -11,8 +11,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from gemmill.gemm import producer
 from gemmill.gemm.experts import ExpertTiles
-from gemmill.gemm.packed import Packed
 from gemmill.gemm.pipeline import Pipeline
 from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
 
@@ -63,16 +63,15 @@ def partition_weights(plan: cutlass.Constexpr, weights: tuple, expert: Int32, ro
 
 
 @dataclass
-class GroupScales(Packed):
-    """Scales that change along K. Strides in elements."""
+class GroupScales(producer.GroupScales):
+    """Scales that change along K, of all experts. Strides in elements."""
 
-    a: cute.Pointer
-    b: cute.Pointer
-    a_stride_m: Int64
-    a_stride_k: Int64
-    b_stride_n: Int64
-    b_stride_k: Int64
     b_stride_expert: Int64
+
+
+def group_scales_of(x) -> GroupScales:
+    """The scales of a call."""
+    return GroupScales(**vars(producer.group_scales_of(x)), b_stride_expert=x.b_scale_stride_expert)
 
 
 def copies_of(plan, count: int) -> int:

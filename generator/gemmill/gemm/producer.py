@@ -158,6 +158,12 @@ class GroupScales(Packed):
     b_stride_k: Int64
 
 
+def group_scales_of(x) -> GroupScales:
+    """The scales of a call."""
+    a, b = (x.a_scales, x.b_scales), (x.b_scale_stride_n, x.b_scale_stride_k)
+    return GroupScales(*a, x.a_scale_stride_m, x.a_scale_stride_k, *b)
+
+
 @cute.jit
 def load_scales(
     plan: cutlass.Constexpr,

@@ -31,6 +31,12 @@ class Ending(Packed):
     beta: Float32
 
 
+def ending_of(plan, x) -> Ending:
+    """What the ending of a call reads and writes."""
+    strides, groups = (x.out_scale_stride_m, x.out_scale_stride_g), x.n // (2 * plan.result_group)
+    return Ending(x.static_scale, x.out_scales, *strides, groups, x.alpha, x.limit, x.beta)
+
+
 @dataclass
 class Kept(Packed):
     """Where D lies, and which of its rows a tile may write: those of one expert."""
