@@ -2,6 +2,7 @@
 
     python tools/fit_experts.py fit.json --judged others.json                              # the loss today
     python tools/fit_experts.py fit.json --judged others.json --tile t8o --steps 4000      # and with the tile's constants fitted
+    python tools/fit_experts.py fit.json --steps 800 --by-layer                            # each layer judged by a fit to the others
 
 Takes results of `benchmarks/run.py fused_experts --variants --draw SEED`; seeds of both lists differ. The loss of a call is (time of the
 variant that the model puts first) / (time of the fastest timed), less one. Constants of the other tiles are held. The search minimises
@@ -126,6 +127,17 @@ def loss_lines(title: str, timed: Sequence[Timed], rows: Mapping[str, Row], show
             yield f"  +{loss:.1%} at {t.text}: {times} us"
 
 
+def by_layer(timed: Sequence[Timed], tile: str, steps: int, seed: int) -> tuple[list[float], list[float]]:
+    """The losses of each layer's calls today, and by constants that are fitted to the other layers."""
+    names, today, without = {name for t in timed for name in t.us}, [], []
+    for layer in sorted({t.call.sizes[1:] for t in timed}):
+        left = [t for t in timed if t.call.sizes[1:] == layer]
+        constants = fitted([t for t in timed if t.call.sizes[1:] != layer], tile, steps, seed)
+        today += losses(left, {name: row_of(name) for name in names})
+        without += losses(left, {name: row_of(name, tile, constants) for name in names})
+    return today, without
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="+", type=Path, help="fitted to")
@@ -133,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tile", default="t8o", help="the end of the tile's names (t8o)")
     parser.add_argument("--steps", type=int, default=0, help="of the search; 0: nothing is fitted")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument("--by-layer", action="store_true", help="leave each layer out of the fit once, and judge there")
     options = parser.parse_args(arguments)
     try:
         to_fit, to_judge = read(options.sweeps), read(options.judged)
@@ -140,6 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     if not any(name.endswith(f"_{options.tile}") for t in to_fit for name in t.us):
         parser.error(f"no variant of the sweeps ends in _{options.tile}")
+    if options.by_layer:
+        for title, lost in zip(
+            ("today", "fitted to the other layers"),
+            by_layer(to_fit, options.tile, options.steps, options.seed),
+            strict=True,
+        ):
+            print(f"{title}: {statistics.fmean(lost):.2%} in the mean, {max(lost):.1%} at worst of {len(lost)} calls")
+        return
     names = {name for t in (*to_fit, *to_judge) for name in t.us}
     stages: list[tuple[str, Mapping[str, int] | None]] = [("today", None)]
     if options.steps:

@@ -64,3 +64,6 @@ def test_the_losses_are_printed(capsys):
     program.main([str(KEPT), "--judged", str(KEPT), "--steps", "5"])
     out = capsys.readouterr().out
     assert "today, fitted to: " in out and "fitted, judged: " in out and "code_ps = " in out
+    program.main([str(KEPT), "--by-layer", "--steps", "2"])
+    out = capsys.readouterr().out
+    assert "fitted to the other layers: " in out and out.count("of 19 calls") == 2
