@@ -25,9 +25,9 @@ from gemmill.families.kv_cache.cases.packed_calls import (
 )
 from gemmill.families.kv_cache.config import (
     FORMATS,
+    LATENT_ROWS,
     MOST_OF_ANY,
     SLOT_FORMATS,
-    LATENT_ROWS,
     KernelKind,
     KvCacheConfig,
     Operands,

@@ -21,7 +21,6 @@ from gemmill.families.kv_cache.reference.rotations import rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import from_bytes
 from gemmill.family import Judged
 
-
 _LEAST_QUERY = 2.0**-7
 """f16 is off by 2^-25 below 2^-14: 2^-18 of it, which is the least share of magnitudes that limits of scores allow."""
 
