@@ -54,10 +54,9 @@ def random(*shape: int, device: str) -> Tensor:
 
 def exact(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of q [heads, d] over keys and values [length, KV heads, d] in float64."""
-    group = q.shape[0] // keys.shape[1]
-    keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
-    weights = (torch.einsum("hd,nhd->hn", q.double(), keys) * SCALE).softmax(-1)
-    return torch.einsum("hn,nhd->hd", weights, values)
+    queries = q.double().unflatten(0, (keys.shape[1], -1))
+    weights = (torch.einsum("kgd,nkd->kgn", queries, keys.double()) * SCALE).softmax(-1)
+    return torch.einsum("kgn,nkd->kgd", weights, values.double()).flatten(0, 1)
 
 
 def check(out: Tensor, wanted: Tensor) -> None:
