@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -90,3 +91,18 @@ def test_a_process_that_compiles_too_long_or_fails_is_told(monkeypatch: pytest.M
     slow.end()
     ended = _alone(monkeypatch, tmp_path, "sys.exit('nvcc is not there')")
     assert ended.outputs(60)[2] == "its process ended without results: nvcc is not there"
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (MagicMock(), "TypeError: its kernel is in a package that this machine lacks"),
+        (torch.full((2, 3), torch.nan), "ValueError: results of 2 rows are not finite"),
+    ],
+)
+def test_results_that_are_none_are_errors(monkeypatch: pytest.MonkeyPatch, result: object, error: str) -> None:
+    layer = MagicMock(return_value=(result, None))
+    monkeypatch.setattr(program, "made_layer", lambda kind, device: layer)
+    monkeypatch.setattr(program, "decoded", lambda layer, kind: torch.empty(0))
+    found, _, said = program.outputs("fp8", [2], torch.device("cpu"))
+    assert (found, said) == ({}, error)
