@@ -6,7 +6,9 @@
 SGLang's registry applies the hooks that its plugin registers, and its quantisation methods prepare the weights and multiply.
 --sglang is the unpacked wheel where SGLang is not installed. Packages that such a wheel imports and this machine lacks become
 empty modules, which the results name; a kind whose own kernel is in one of them has no result without gemmill. Then float64
-products of the decoded operands stand in for it. Exits with 1 where a layer is wrong with the hooks, or fails with them alone.
+products of the decoded operands stand in for it. SGLang compiles its kernel of nvfp4 at the first call: a process of its own
+does that meanwhile, and such kinds come last. The results are written after each kind. Exits with 1 where a layer is wrong with
+the hooks, or fails with them alone.
 """
 
 import argparse
@@ -17,7 +19,10 @@ import importlib.abc
 import importlib.machinery
 import io
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +35,7 @@ import torch
 import gemmill
 from gemmill.formats.quantise import BlockScaled
 from gemmill.vocab.format import format_named
+from gemmill.writing import write_whole
 from harness import devices
 from harness.written import write_json
 
@@ -165,10 +171,14 @@ KINDS: dict[str, Callable[[], Any]] = {
     "int8": _int8,
     "nvfp4": _nvfp4,
 }
+COMPILED = ("nvfp4",)
+"""Kinds whose own kernel SGLang compiles, for minutes."""
+Outputs = tuple[dict[int, torch.Tensor], torch.Tensor, str]
+"""A layer's results [rows, N] by the number of rows, its decoded weights, and the error that ended it, if any."""
 
 
-def outputs(kind: str, rows: Sequence[int], device: torch.device) -> tuple[dict[int, torch.Tensor], torch.Tensor, str]:
-    """The layer's results [rows, N] by the number of rows, its decoded weights, and the error that ended it, if any."""
+def outputs(kind: str, rows: Sequence[int], device: torch.device) -> Outputs:
+    """Those of a kind, on a device."""
     found: dict[int, torch.Tensor] = {}
     weights = torch.empty(0)
     try:
@@ -179,7 +189,11 @@ def outputs(kind: str, rows: Sequence[int], device: torch.device) -> tuple[dict[
             x = inputs(m, device)
             y = layer(x)
             y = y[0] if isinstance(y, tuple) else y
-            found[m] = y.float().clone()  # an empty module's result fails here
+            if not isinstance(y, torch.Tensor):
+                raise TypeError("its kernel is in a package that this machine lacks")
+            found[m] = y.float().clone()
+            if not found[m].isfinite().all():
+                raise ValueError(f"results of {m} rows are not finite")
     except Exception as error:  # whatever SGLang does without a package, the other kinds are tried
         return {}, weights, f"{type(error).__name__}: {error}"[:300]
     return found, weights, ""
@@ -219,6 +233,62 @@ def prepared() -> None:
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend("marlin")
 
 
+class Alone:
+    """A process that runs a kind without gemmill, while this one goes on."""
+
+    def __init__(self, kind: str, options: argparse.Namespace, folder: Path) -> None:
+        self._file, self._log = folder / f"{kind}.pt", folder / f"{kind}.log"
+        of = ["--sglang", str(options.sglang)] if options.sglang else []
+        rows = ",".join(map(str, options.rows))
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *of, "--kinds", kind, "--rows", rows, "--alone", str(self._file)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """End the process and the compilers that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def outputs(self, wait_s: float) -> Outputs:
+        """Its results, or why there are none after so long."""
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return {}, torch.empty(0), f"it was ended {wait_s:.0f} s after the other kinds"
+        if not self._file.is_file():
+            last = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            return {}, torch.empty(0), f"its process ended without results: {' '.join(last)}"[:300]
+        found: Outputs = torch.load(self._file)
+        return found
+
+
+def compared(kind: str, device: torch.device, mine: Outputs, theirs: Outputs | None) -> dict[str, Any]:
+    """The record of a kind; `theirs` are None where they are not known yet."""
+    found, weights, error = mine
+    others, _, failed = theirs or ({}, None, "it was not waited for")
+    row: dict[str, Any] = {"kind": kind, "error": error, "error_without": failed, "rows": {}}
+    for m, y in found.items():
+        exact = inputs(m, device).double() @ weights.t().to(device)
+        row["rows"][m] = {"off": off(y, exact)}
+        if m in others:
+            its = others[m].to(device)
+            row["rows"][m] |= {"off_without": off(its, exact), "apart": off(y, its)}
+    row["wrong"] = bool(error and not failed) or any(not x["off"] <= TOLERANCE for x in row["rows"].values())
+    return row
+
+
+def told(row: dict[str, Any]) -> None:
+    """Print a kind's record."""
+    verdict = "wrong" if row["wrong"] else "served" if row["served"] else "left"
+    without = row["error_without"] or "it ran"
+    print(f"{row['kind']}: {verdict}; {row['rows'] or row['error']}; without gemmill {without}", flush=True)
+
+
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,6 +297,14 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"with commas, of {', '.join(KINDS)}")
     parser.add_argument("--rows", default="1,16,256", metavar="M,M")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=300,
+        metavar="S",
+        help=f"at most, at the end, for SGLang to compile its kernels of {', '.join(COMPILED)}; 0 runs these kinds with gemmill alone",
+    )
+    parser.add_argument("--alone", type=Path, metavar="FILE", help="write one kind's results without gemmill there")
     parser.add_argument("--commit", help="of sources in no checkout")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", default="sglang-layers", help="file name of the results, without suffix")
@@ -234,6 +312,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.kinds = options.kinds.split(",")
     if unknown := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"no kind {unknown[0]!r}: expected {', '.join(KINDS)}")
+    options.kinds.sort(key=lambda kind: kind in COMPILED)
+    if options.alone and len(options.kinds) != 1:
+        parser.error(f"--alone is for one kind, and --kinds names {len(options.kinds)}: name one")
     options.rows = [int(m) for m in options.rows.split(",")]
     return options
 
@@ -252,31 +333,29 @@ def main(given: Sequence[str] | None = None) -> int:
     sys.meta_path.insert(0, missing)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prepared()
-    alone = {}
-    for kind in options.kinds:
+    if options.alone:
+        found, weights, error = outputs(options.kinds[0], options.rows, device)
+        kept = io.BytesIO()
+        torch.save(({m: y.cpu() for m, y in found.items()}, weights.cpu(), error), kept)
+        write_whole(options.alone, kept.getvalue())
+        return 0
+    kinds = [kind for kind in options.kinds if kind in COMPILED and options.wait > 0]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        slow = {kind: Alone(kind, options, Path(folder)) for kind in kinds}
+        for one in slow.values():
+            stack.callback(one.end)
+        return measured(options, device, missing, slow)
+
+
+def measured(options: argparse.Namespace, device: torch.device, missing: Missing, slow: dict[str, Alone]) -> int:
+    """Run all kinds, and write what is found after each. Returns the exit code."""
+    alone: dict[str, Outputs] = {}
+    for kind in (kind for kind in options.kinds if kind not in COMPILED):
         begun = time.perf_counter()
         alone[kind] = outputs(kind, options.rows, device)
         print(f"{kind} without gemmill: {time.perf_counter() - begun:.1f} s, {alone[kind][2] or 'it ran'}", flush=True)
     applied()
-    rows, wrong = [], 0
-    for kind in options.kinds:
-        before = len(_served())
-        mine, weights, error = outputs(kind, options.rows, device)
-        served = _served()[before:]
-        theirs, _, failed = alone[kind]
-        row: dict[str, Any] = {"kind": kind, "served": served, "error": error, "error_without": failed, "rows": {}}
-        for m, y in mine.items():
-            exact = inputs(m, device).double() @ weights.t().to(device)
-            row["rows"][m] = {"off": off(y, exact)}
-            if m in theirs:
-                row["rows"][m] |= {"off_without": off(theirs[m], exact), "apart": off(y, theirs[m])}
-        bad = bool(error and not failed) or any(x["off"] > TOLERANCE for x in row["rows"].values())
-        wrong += bad
-        told = "wrong" if bad else "served" if served else "left"
-        print(f"{kind}: {told}; {row['rows'] or error}; without gemmill {failed or 'it ran'}", flush=True)
-        rows.append(row)
-    path = options.out_dir / f"{options.name}.json"
-    record = {
+    record: dict[str, Any] = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": devices.environment(),
@@ -284,11 +363,23 @@ def main(given: Sequence[str] | None = None) -> int:
         "layer": [N, K],
         "missing": missing.made,
         "tolerance": TOLERANCE,
-        "rows": rows,
+        "rows": [],
     }
-    write_json(record, path)
+    path, rows, later = options.out_dir / f"{options.name}.json", record["rows"], {}
+    for kind in options.kinds:
+        before = len(_served())
+        mine = outputs(kind, options.rows, device)
+        rows.append(compared(kind, device, mine, alone.get(kind)) | {"served": _served()[before:]})
+        told(rows[-1])
+        write_json(record, path)
+        if kind in slow:
+            later[kind] = len(rows) - 1, mine
+    for kind, (i, mine) in later.items():
+        rows[i] |= compared(kind, device, mine, slow[kind].outputs(options.wait))
+        told(rows[i])
+        write_json(record, path)
     print(f"empty modules: {', '.join(missing.made) or 'none'}; written: {path}")
-    return int(wrong > 0)
+    return int(any(row["wrong"] for row in rows))
 
 
 if __name__ == "__main__":

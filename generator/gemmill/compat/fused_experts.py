@@ -92,7 +92,7 @@ def _build_id() -> str:
 def goes_apart(experts: Experts, build_id: str) -> bool:
     """Whether a build computes many tokens by grouped GEMMs."""
     try:
-        entry = ops.explain(*experts.call(AT_ONCE)).entry if build_id else None
+        entry = ops.choice_of(*experts.call(AT_ONCE)).entry if build_id else None
     except RuntimeError:
         return False
     return entry is not None and entry.config.apart

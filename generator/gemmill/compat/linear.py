@@ -126,7 +126,7 @@ def _answer_of_build(layer: Layer, build_id: str, _holds: bool) -> tuple[str | N
     chosen, order = [], ""
     for m in layer.rows:
         try:
-            choice = ops.explain(*layer.call(m))
+            choice = ops.choice_of(*layer.call(m))
         except RuntimeError as error:
             return str(error).splitlines()[0], ""
         if choice.refused is not None:

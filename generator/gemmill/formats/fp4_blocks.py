@@ -31,6 +31,8 @@ CODE_BYTES = SIDE * SIDE // 2
 """Bytes of a block's codes."""
 CHUNK = 1 << 24
 """The number of weights in one pass, so that memory is bounded."""
+_WORDS_AT_ONCE = 1 << 18
+"""Words of 16 codes in one pass."""
 _SIGN, _HIGH, _MIDDLE, _LOW = 3, 2, 1, 0
 """The numbers of a code's bits."""
 
@@ -115,15 +117,20 @@ def _words_of_bytes() -> Tensor:
 def in_words(codes: Tensor) -> Tensor:
     """The codes [rows, K], two in a byte, as bytes [rows / 64, K / 64, 2048].
 
-    It looks all bytes' bits up in one pass, for passes are launches, and adds those of each word.
+    It looks the bits of many bytes up in one pass, for passes are launches, and adds those of each word. A byte takes 16 bytes
+    meanwhile, so passes are bounded.
     """
     tiles, blocks = codes.shape[0] // SIDE, 2 * codes.shape[1] // SIDE
     table = _words_of_bytes().to(codes.device)
     # tile, warp, half of 16 rows, row; block, two steps, step, half of 16 columns, pair of columns
     split = codes.reshape(tiles, 4, 2, 8, blocks, 2, 2, 2, 4)
-    of_words = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2).reshape(-1, len(table)).int()
-    of_words += torch.arange(len(table), dtype=torch.int32, device=codes.device) * table.shape[1]
-    words = table.flatten()[of_words].sum(dim=1)  # no two bytes set the same bit
+    of_words = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2).reshape(-1, len(table))
+    words = table.new_empty(len(of_words))
+    first = torch.arange(len(table), device=codes.device) * table.shape[1]
+    for start in range(0, len(words), _WORDS_AT_ONCE):
+        part = slice(start, start + _WORDS_AT_ONCE)
+        places = of_words[part].long().add_(first)
+        torch.sum(table.flatten()[places], dim=1, out=words[part])  # no two bytes set the same bit
     return words.view(torch.uint8).reshape(tiles, blocks, CODE_BYTES)
 
 

@@ -175,14 +175,14 @@ class Build:
         finally:
             self._library.gemmill_set_recorder(None)
 
-    def explain(self, op: OpSchema, call: operands.Call, sm_count: int) -> Choice:
-        """The choice for a call that passes the checks, with its trace. Raises RuntimeError as the op would."""
-        return self.select(serving_of(op).asked(checks.check(op, call)), sm_count)
+    def explain(self, op: OpSchema, call: operands.Call, sm_count: int, *, traced: bool = True) -> Choice:
+        """The choice for a call that passes the checks, with its trace if asked. Raises RuntimeError as the op would."""
+        return self.select(serving_of(op).asked(checks.check(op, call)), sm_count, traced=traced)
 
-    def select(self, call: ShapedCall, sm_count: int) -> Choice:
-        """The choice for a call with its trace, by the pin and the contract of the calling thread."""
+    def select(self, call: ShapedCall, sm_count: int, *, traced: bool = True) -> Choice:
+        """The choice for a call, with its trace if asked, by the pin and the contract of the calling thread."""
         invariance = self.invariance if holds_here() else None
-        return select(self.table, call, sm_count, self.pinned_name(), invariance)
+        return select(self.table, call, sm_count, self.pinned_name(), invariance, traced=traced)
 
     def _choose_held(self, family: int, call: packed.PackedCall, sm_count: int) -> tuple[int, Trust]:
         """The choice for a call of the extension under the contract, which it remembers for the calling thread."""

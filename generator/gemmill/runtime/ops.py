@@ -1,10 +1,11 @@
 """The torch ops: schemas, fakes, the CPU reference, and, from the first loaded build on, CUDA kernels."""
 
 import contextlib
+import gc
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def load(build: str | Path | None = None) -> Build:
     with one sentence if there is no such build, or it cannot be used here.
     """
     global _active
-    with _lock:
+    with _lock, _uncollected():
         folder, manifest = _found(build)
         if folder not in _loaded:
             loaded = Build(folder, _arch_here(), manifest)
@@ -71,6 +72,18 @@ def load(build: str | Path | None = None) -> Build:
             _replace_kernels(_loaded[folder])
             _active = _loaded[folder]
         return _active
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's collector: a build's tables are hundreds of thousands of objects, all of which stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _replace_kernels(build: Build) -> None:
@@ -213,10 +226,19 @@ def explain(op: str, *args: Any, **named: Any) -> Choice:
     Arguments are those of the function of this name in `gemmill`, or of the op, which takes its outputs too. Raises
     RuntimeError where the op itself would refuse the call, TypeError where neither takes such arguments.
     """
+    return _choice(op, args, named, traced=True)
+
+
+def choice_of(op: str, *args: Any) -> Choice:
+    """The same without the reasons for the other variants, which take most of the time."""
+    return _choice(op, args, {}, traced=False)
+
+
+def _choice(op: str, args: Sequence[Any], named: Mapping[str, Any], *, traced: bool) -> Choice:
     schema = _schema(op)
     given = given_to(schema, args, named)
     call = operands.of_arguments(schema, given)
-    return active().explain(schema, call, _sm_count(given[0]))
+    return active().explain(schema, call, _sm_count(given[0]), traced=traced)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,12 @@ def select(
     sm_count: int,
     pinned: str | None = None,
     invariance: Invariance | None = None,
+    *,
+    traced: bool = True,
 ) -> Choice:
     """The choice for a call on a device of `sm_count` multiprocessors; `pinned` names a pinned variant.
+
+    Without `traced`, the trace is empty: it needs the model's time of each variant that fits.
 
     With `invariance`, the choice follows the contract: it keeps the order of the class.
 
@@ -80,7 +84,7 @@ def select(
     index, trust, tuned = choose(table, call, sm_count) if invariance is None else invariance.choose(call, sm_count)
     chosen = table.entries[index] if index >= 0 else None
     measured = None if tuned is None else REGISTRY.choices[call.family].named(tuned.sizes)
-    trace = _trace(table, call, sm_count, chosen, trust, invariance)
+    trace = _trace(table, call, sm_count, chosen, trust, invariance) if traced else ()
     choice = Choice(entry=chosen, trust=trust, trace=trace, row=index, measured=measured)
     if invariance is None:
         return choice

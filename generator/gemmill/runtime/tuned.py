@@ -150,7 +150,8 @@ def load_tuned(entries: Iterable[KernelEntry], here: Machine) -> Tuned:
                 continue
             names = tuple(name for name in choice.names if name not in quarantined)
             if names:
-                choices.setdefault((choice.family, choice.key), replace(choice, names=names))
+                left = choice if names == choice.names else replace(choice, names=names)
+                choices.setdefault((choice.family, choice.key), left)
     ordered = tuple(choices[key] for key in sorted(choices))
     return Tuned(choices=ordered, tables=tuple(loaded), quarantined=dict(sorted(quarantined.items())))
 
@@ -246,6 +247,8 @@ def current_row(row: TableRow, built: Mapping[str, KernelEntry]) -> TableRow | N
     fits = [i for i, (name, *was) in measured if name not in built or is_same(built[name], *was)]
     if not fits or row.us[fits[0]] > STALE_MARGIN * row.us[0]:
         return None
+    if len(fits) == len(row.variants):
+        return row
     return replace(
         row,
         variants=tuple(row.variants[i] for i in fits),

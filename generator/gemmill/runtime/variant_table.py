@@ -74,7 +74,7 @@ def make_variant_table(
             if entry.family == family:
                 for row in tuning.rows(entry.config, index[entry.symbol]):
                     place[row.call_class, entry.name] = len(rows)
-                    rows.append(replace(row, quarantined=entry.name in withheld))
+                    rows.append(replace(row, quarantined=True) if entry.name in withheld else row)
                     owners.append(entry)
         # Sorted by the choices: where two weights are equally near, the first is taken.
         for choice in sorted((c for c in chosen if c.family == family), key=lambda c: c.key):

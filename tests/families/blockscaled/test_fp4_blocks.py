@@ -235,3 +235,12 @@ def test_what_no_kernel_reads() -> None:
         with pytest.raises(ValueError) as caught:
             to_blocks(weights, k_multiple=k_multiple)
         assert str(caught.value) == sentence
+
+
+def test_words_do_not_depend_on_how_many_are_made_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.randint(256, (128, 96), dtype=u8, generator=torch.Generator().manual_seed(3))
+    at_once = module.in_words(codes)
+    assert torch.equal(module.codes_of(at_once), unpack(codes, 4))
+    for words in (7, 1, 1 << 20):
+        monkeypatch.setattr(module, "_WORDS_AT_ONCE", words)
+        assert torch.equal(module.in_words(codes), at_once)

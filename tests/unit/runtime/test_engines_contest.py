@@ -13,7 +13,7 @@ import gemmill
 from engines import fp8_config, int8_config, vllm_modules
 from gemmill.compat import linear
 from gemmill.compat.vllm import contest
-from gemmill.compat.vllm.contest import TIMED_ROWS, Split, split_of
+from gemmill.compat.vllm.contest import TIMED_ROWS, Split, split_of, timed_rows
 from gemmill.runtime import ops
 
 E4M3 = torch.float8_e4m3fn
@@ -35,6 +35,15 @@ def test_a_split_is_by_the_rows_of_a_call() -> None:
     assert split_of(dict.fromkeys(TIMED_ROWS, (1.0, 0.985))).ours_first, "within the margin it is gemmill's"
     with pytest.raises(ValueError, match=r"^changes are \(32, 4\): expected ascending numbers of rows$"):
         Split(ours_first=True, changes=(32, 4))
+
+
+def test_timing_many_rows_of_a_wide_layer_takes_no_more_memory_than_a_layer() -> None:
+    for n, of_4096 in ((6144, 4096), (10240, 4096), (28672, 1280), (2**20, 1024)):
+        rows = [timed_rows(rows, n, 2) for rows in TIMED_ROWS]
+        assert rows == [1, 16, 64, 256, of_4096]
+        results = n * 2 * rows[-1]
+        assert results <= contest._COLD_BYTES or rows[-1] == 1024
+    assert contest._COLD_BYTES > 60e6, "of an H200's L2"
 
 
 @pytest.fixture

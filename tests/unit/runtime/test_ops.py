@@ -1,5 +1,6 @@
 """The ops on CPU tensors, their fakes, and the questions that a build answers."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ import gemmill
 from gemmill.families.scaled_mm.accepts import accepted
 from gemmill.families.scaled_mm.ops import SCALED_MM
 from gemmill.families.scaled_mm.reference import scaled_mm
+from gemmill.manifest import ManifestError
+from gemmill.runtime import ops
 from gemmill.runtime.choosing import Trust
 from gemmill.runtime.schemas import BY_NAME
 from gemmill.space.names import to_name
@@ -224,6 +227,32 @@ def facts_of(tensors: list[torch.Tensor | None]) -> list[int]:
     return facts
 
 
+def test_a_choice_without_reasons_is_the_same(smoke_build, monkeypatch) -> None:
+    traced = gemmill.explain("cutlass_scaled_mm", *call())
+    monkeypatch.setattr("gemmill.runtime.select._trace", None)
+    assert traced.trace and ops.choice_of("cutlass_scaled_mm", *call()) == replace(traced, trace=())
+
+
+def test_loading_leaves_pythons_collector_as_it_was(monkeypatch) -> None:
+    meanwhile = []
+
+    def found(build: object) -> None:
+        meanwhile.append(gc.isenabled())
+        raise ManifestError("no build")
+
+    monkeypatch.setattr(ops, "_found", found)
+    try:
+        for before in (gc.enable, gc.disable):
+            before()
+            was_on = gc.isenabled()
+            with pytest.raises(ManifestError):
+                ops.load()
+            assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
+    assert meanwhile == [False, False]
+
+
 def test_explain_takes_what_functions_take(smoke_build) -> None:
     """Positional, by name, and with the results that an op is given."""
     out, a, b, a_scales, b_scales, _ = call()
@@ -243,7 +272,7 @@ def test_explain_takes_what_functions_take(smoke_build) -> None:
 
 def test_explain_of_a_quantisation_function(smoke_build, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(smoke_build, "explain", lambda op, call, sm_count: asked.append((op.name, call)), raising=False)
+    monkeypatch.setattr(smoke_build, "explain", lambda op, call, *_, **__: asked.append((op.name, call)), raising=False)
     x = torch.zeros(4, 256, dtype=torch.bfloat16)
     gemmill.explain("per_token_group_fp8_quant", x, 128, column_major_scales=True)
     ((name, told),) = asked

@@ -24,8 +24,10 @@ _BOUNDS = (4, 32, 128, 1024)
 MARGIN = 0.98
 """An engine's kernel serves rows for which it takes less than this part of gemmill's time."""
 _TURNS = 9
-_COLD_BYTES = 2**27
-"""More than the L2 of a GPU, so that weights come from memory, as they do between layers."""
+_COLD_BYTES = 80 * 2**20
+"""More than the L2 of a GPU, so that weights come from memory, as they do between layers: an H200's is of 60 MB."""
+_FEW_ROWS = 1024
+"""Above these, multiplying takes much longer than reading weights, and results as large as L2 stand between two calls."""
 _ALIGNMENT = 16
 """N and K are multiples of it in layers whose weights an engine's kernel does not pad."""
 
@@ -105,12 +107,21 @@ def forget() -> None:
     _splits.clear()
 
 
+def timed_rows(rows: int, n: int, itemsize: int) -> int:
+    """As many rows as stand for `rows` of a result with n columns: no more than _COLD_BYTES of it, but a few.
+
+    A load of a model has no room for more than a layer.
+    """
+    return rows if rows <= _FEW_ROWS else max(_FEW_ROWS, min(rows, _COLD_BYTES // (n * itemsize) // 256 * 256))
+
+
 def times_us(layer: Linear, rows: int, theirs: Gemm, *operands: Tensor | None) -> tuple[float, float]:
     """The shortest times of gemmill's kernel and of the engine's, in turns, of random codes, with L2 full of something else."""
     b, a_scales, b_scales, azp_adj, azp, bias = operands
     assert b is not None and a_scales is not None
+    rows = timed_rows(rows, layer.n, layer.out_dtype.itemsize)
     a = torch.randint(0, 120, (rows, layer.k), dtype=torch.uint8, device=b.device).view(layer.codes)
-    cold = torch.empty(_COLD_BYTES, dtype=torch.uint8, device=b.device)
+    cold = torch.empty(_COLD_BYTES if rows <= _FEW_ROWS else 0, dtype=torch.uint8, device=b.device)
     azp = None if azp is None else _of_rows(azp, rows)
     given = a, b, _of_rows(a_scales, rows), b_scales, layer.out_dtype, azp_adj, azp, bias
     taken: tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], ...] = ([], [])

@@ -144,7 +144,7 @@ def _refusal(impl: Any, dtype: torch.dtype) -> str | None:
         return f"its latents and rotary parts have {sizes[0]} and {sizes[1]} elements, kernels take {LATENT_DIM} and {ROTARY_DIM}"
     try:
         build_id = ops.active().build_id
-        chosen = [(name, ops.explain(name, *given).entry) for name, *given in _calls(impl, dtype)]
+        chosen = [(name, ops.choice_of(name, *given).entry) for name, *given in _calls(impl, dtype)]
     except Exception as error:  # whatever is wrong with a build
         return unusable(error).rstrip(".")
     if missing := [name for name, entry in chosen if entry is None]:
