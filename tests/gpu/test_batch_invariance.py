@@ -37,7 +37,7 @@ def taken(x: Tensor, at: Tensor) -> Tensor:
 
 
 def check(rows: Tensor, called: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """`called` gets rows and their numbers in the pool. A row's bits are those that it has alone, beside NaN and infinity too.
+    """`called` gets rows and their numbers in the pool. A row's bits are those that it has alone, with NaN and infinity around too.
 
     Every third row of a batch is not finite."""
     with gemmill.batch_invariant():

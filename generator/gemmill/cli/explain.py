@@ -117,6 +117,8 @@ def _of_order(choice: "Choice") -> str:
     held = choice.held
     if held is None:
         return ""
+    if not held.over:
+        return f"batch invariance holds the order: {held.order}; no other variant takes such calls, so it costs nothing"
     here = f"{choice.cost - 1:z.1%} at this call, " if choice.cost is not None else ""
     worst = f", {held.worst:z.1%} at worst (at {' x '.join(map(str, held.worst_at))})" if held.worst_at else ""
     return (

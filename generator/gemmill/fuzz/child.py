@@ -31,7 +31,7 @@ Found = dict[str, Any]
 HELD_SHARE = 8
 """Of so many calls one holds the order of batch invariance."""
 PAIRED_SHARE = 1024
-"""On a GPU, of so many calls one is hundreds: rows alone and in batches, beside NaN and infinity, whose bits are compared."""
+"""On a GPU, of so many calls one is hundreds: rows alone and in batches with NaN and infinity, whose bits are compared."""
 PAIRS = Limits(pairs=1, seconds=5.0, most_rows=4096, most_columns=2048, batches=16)
 """One subject, or several where the first has no row of its own."""
 

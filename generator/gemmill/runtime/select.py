@@ -174,9 +174,11 @@ def passed_over(call: ShapedCall, tuned: Tuned) -> Evidence | None:
     """The nearest measured row for a call for which the model chose: the build lacks its variants, or the model expects another
     to be faster at the call's sizes. None where there is none.
 
-    Of calls with the row's exact sizes but the bucketed one, which the row's has to cover.
+    Of calls with the row's exact sizes but the bucketed one, which the row's has to cover. Some families are never measured.
     """
-    tuning = REGISTRY.tunings[call.family]
+    tuning = REGISTRY.tunings.get(call.family)
+    if tuning is None:
+        return None
     asked = tuning.named(call.sizes)
     found: Evidence | None = None
     for loaded in tuned.tables:

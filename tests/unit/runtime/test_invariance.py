@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import gemmill
+from gemmill.cli.explain import _of_order
 from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.families.scaled_mm.config import Launch
 from gemmill.family import EXACT, Order, ShapedCall
@@ -14,7 +15,7 @@ from gemmill.registry import REGISTRY
 from gemmill.runtime import holding
 from gemmill.runtime.choosing import Trust
 from gemmill.runtime.invariance import ROWS, Invariance, _mean_over_rows, order_of
-from gemmill.runtime.select import select
+from gemmill.runtime.select import passed_over, select
 from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.names import symbol_of, to_name
@@ -373,9 +374,16 @@ def test_a_class_without_an_order_is_refused_in_a_sentence():
         f"batch invariance is asked for, and of {number.describe(row.call_class)} no variant of the build sums in an order that is "
         "independent of the batch: leave `gemmill.batch_invariant` for this op"
     )
+    assert passed_over(call, load_tuned(table.entries, Machine(arch=Arch.SM90A, device=None, driver=None))) is None, (
+        "explain asks it of a call without a variant"
+    )
     token = next(config for config in configs("quant") if config.scaling == "token")
     by_row = ShapedCall(family="quant", call_class=next(number.rows(token, 0)).call_class, sizes=(), alignments=())
-    assert select(table, by_row, SM_COUNT, None, invariance).entry is not None
+    only = select(table, by_row, SM_COUNT, None, invariance)
+    assert only.entry is not None
+    assert _of_order(only) == (
+        "batch invariance holds the order: rows apart to f32; no other variant takes such calls, so it costs nothing"
+    )
 
 
 def test_orders_that_few_rows_alone_have_are_refused_in_a_sentence():
