@@ -203,7 +203,7 @@ int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& h
 // Host code: the second launch, or one for each 2^30 pieces. From as many pieces on as in the op that reads the same bytes
 // (quant/group_quant.cuh) a thread has two, of the activations that layers mostly have.
 template <class Variant, class Activated>
-int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
+int32_t launch_activated(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
   constexpr int64_t kMostPieces = int64_t{1} << 30, kSmall = 1024;
   int64_t const of_row = x.call.n / 2 / Activated::kPiece;
   if (x.call.m == 0 || of_row == 0) return 0;
@@ -223,6 +223,16 @@ int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch
     if (error != 0) return error;
   }
   return 0;
+}
+
+// kFine: results are in groups of 32, too.
+template <class Variant, bool kCoded, int kGroup, bool kFine>
+int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
+  if (x.result_group == kGroup) return launch_activated<Variant, ActivatePacked<kCoded, kGroup>>(x, how);
+  if constexpr (kFine) {
+    if (x.result_group == 32) return launch_activated<Variant, ActivatePacked<kCoded, 32>>(x, how);
+  }
+  return GEMMILL_CANNOT_IMPLEMENT;
 }
 
 }  // namespace gemmill::gated_mm

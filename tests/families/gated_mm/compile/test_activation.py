@@ -67,6 +67,8 @@ SPECS = [
     replace(DENSE, result=Result.GROUP, hidden=640, transposed=True),
     replace(DENSE, result=Result.GROUP, hidden=640, m=30),
     replace(DENSE, result=Result.GROUP, hidden=128, m=1, data="large"),
+    replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=96, m=7, transposed=True, pad=16),
+    replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=640, m=30, data="integers"),
     of_counts(EXPERTS, (3, 0, 6, 0), spare=5, wide_offsets=True),
     of_counts(EXPERTS, (3, 0, 6), slot=8),
     of_counts(replace(EXPERTS, result=Result.BF16), (2, 4, 3), mapped=(1, -1, 0)),
@@ -75,12 +77,13 @@ SPECS = [
 
 
 class Args(ctypes.Structure):
-    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p))
+    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p), ("result_group", ctypes.c_int32))
 
 
 def config_of(spec: CallSpec) -> GatedPartsConfig:
     operands = Operands(dtype=DType.E4M3, by_expert=isinstance(spec, ExpertSpec))
-    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=spec.result))
+    result = Result.GROUP if spec.result.group else spec.result
+    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +162,7 @@ def test_results_are_the_references(kernels: ctypes.CDLL, spec: CallSpec, sm_cou
         call.experts = len(spec.counts)
         if given["expert_map"] is not None:
             call.expert_map = given["expert_map"].data_ptr()
-    args, how = Args(call, product.data_ptr()), Launch(sm_count=sm_count)
+    args, how = Args(call, product.data_ptr(), spec.result.group), Launch(sm_count=sm_count)
     assert getattr(kernels, symbol_of(config_of(spec)))(ctypes.byref(args), ctypes.byref(how)) == 0
 
     if by_expert:
