@@ -50,8 +50,8 @@ def _facts(config: AnyConfig) -> RowFacts:
         return RowFacts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0, parts=0)
     if isinstance(config, GatedPartsConfig):
         return RowFacts(tile_m=0, tile_n=0, ctas_of_sm=0, step_ps=0, overlaps=0, parts=PLAIN)
+    facts = ProductFacts(config) if isinstance(config, GatedProductConfig) else KernelFacts(config)
     is_product = isinstance(config, GatedProductConfig)
-    facts = ProductFacts(config) if is_product else KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
     if config.design.swap_ab and config.operands.group_size == GROUP:
         products += facts.tile_m * facts.tile_n // _PROMOTED
