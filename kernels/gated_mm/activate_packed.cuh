@@ -19,7 +19,7 @@
 
 namespace gemmill::gated_mm {
 
-// What replaces each gate of a piece by activation(gate) up: for one activation, or for all.
+// Each replaces the gates of a piece by activation(gate) up: for one activation, or for all.
 struct Silu {
   template <int kElements>
   static __device__ __forceinline__ void gate(gemmill_gated_mm_args const&, float (&gates)[kElements], float const (&ups)[kElements]) {
