@@ -1,7 +1,8 @@
 // The second part of a gated GEMM: activation(gate) up of a stored product, as bf16 or as codes.
 //
-// A warp has 256 results of a row, and a lane eight of them. The product's columns are packed as weights are (gemmill.formats.gate_up).
-// Values, and the order in which they round, are those of the kernels that multiply and activate at once.
+// The product's columns are packed as weights are (gemmill.formats.gate_up): of 16 bytes each, a piece of eight gates, their ups, the next
+// gates. A warp has 32 pieces, in kUnroll places, and a lane one of each. Values, and the order in which they round, are those of the
+// kernels that multiply and activate at once.
 #pragma once
 
 #include <algorithm>
@@ -10,42 +11,81 @@
 #include <cuda_bf16.h>
 
 #include "core/launch.cuh"
+#include "coding/activation.cuh"
 #include "coding/coding.cuh"
 #include "coding/gating.cuh"
+#include "coding/memory.cuh"
 #include "gated_mm/parts.h"
 
 namespace gemmill::gated_mm {
 
+// Each replaces the gates of a piece by activation(gate) up: for one activation, or for all.
+struct Silu {
+  template <int kElements>
+  static __device__ __forceinline__ void gate(gemmill_gated_mm_args const&, float (&gates)[kElements], float const (&ups)[kElements]) {
+    quant::gate_and_multiply<quant::Silu>(gates, ups);
+  }
+};
+
+struct Swiglu {
+  template <int kElements>
+  static __device__ __forceinline__ void gate(gemmill_gated_mm_args const& x, float (&gates)[kElements], float const (&ups)[kElements]) {
+    quant::Gating const gating{quant::kSwigluGate, x.alpha, x.limit, x.beta};
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) gates[i] = gating(gates[i], ups[i]);
+  }
+};
+
+struct AnyActivation {
+  template <int kElements>
+  static __device__ __forceinline__ void gate(gemmill_gated_mm_args const& x, float (&gates)[kElements], float const (&ups)[kElements]) {
+    switch (x.activation) {
+      case quant::kSiluGate:
+        return Silu::gate(x, gates, ups);
+      case quant::kGeluGate:
+        return quant::gate_and_multiply<quant::GeluErf>(gates, ups);
+      case quant::kGeluTanhGate:
+        return quant::gate_and_multiply<quant::GeluTanh>(gates, ups);
+      default:
+        return Swiglu::gate(x, gates, ups);
+    }
+  }
+};
+
 // kCoded: results are codes of e4m3, whose scale kGroup results of a row share; of a given one where it is 0.
 template <bool kCoded, int kGroup>
 struct ActivatePacked {
-  static constexpr int kThreads = 256, kWarps = kThreads / 32, kPiece = 8, kSpan = 32 * kPiece;
-  static constexpr int kLanes = kGroup != 0 ? kGroup / kPiece : 1;
+  static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kPiecesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
+  // Pieces of a group, which every second lane has.
+  static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1;
+  static_assert(kPiecesOfGroup <= kPiecesOfWarp / 2);
 
+  // Of rows that one launch has.
   struct Params {
     gemmill_gated_mm_args x;
     void const* product;
+    uint32_t first_row, pieces_of_row, pieces;
   };
 
-  static __device__ void run(Params const& p) {
+  template <class Activation, int kUnroll>
+  static __device__ __forceinline__ void run(Params const& p) {
     // In this order: kernels that follow may read the caller's inputs.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    auto const& x = p.x;
-    int const hidden = x.n / 2, spans = (hidden + kSpan - 1) / kSpan;
-    int64_t const items = int64_t{x.m} * spans, step = int64_t{gridDim.x} * kWarps;
-    for (int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < items; item += step) {
-      int const row = static_cast<int>(item / spans), span = static_cast<int>(item - int64_t{row} * spans);
-      if (has_expert(x, row)) activate(p, row, span * 32 + lane());
-    }
+    uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kUnroll * warps + threadIdx.x / 32;
+    uint4 loaded[kUnroll][2];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) load(p, (first + u * warps) * kPiecesOfWarp, loaded[u]);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) activate<Activation>(p, (first + u * warps) * kPiecesOfWarp, loaded[u]);
   }
 
  private:
-  static __device__ int lane() { return threadIdx.x % 32; }
+  static __device__ uint32_t lane() { return threadIdx.x % 32; }
 
   static __device__ int offset_at(gemmill_gated_mm_args const& x, int i) { return __ldg(x.offsets + int64_t{i} * x.offset_words); }
 
-  // Whether the product has been made for a row. The whole warp asks.
+  // Whether the product has been made for a row.
   static __device__ bool has_expert(gemmill_gated_mm_args const& x, int row) {
     if (x.offsets == nullptr) return true;
     int expert = 0;
@@ -54,8 +94,14 @@ struct ActivatePacked {
       if (row - expert * x.slot >= offset_at(x, expert)) return false;
     } else {
       int begun = 0;  // experts whose rows begin at this one or before it
-      for (int i = lane(); i <= x.experts; i += 32) begun += offset_at(x, i) <= row;
-      begun = __reduce_add_sync(~0u, begun);
+      for (int end = x.experts + 1; begun < end;) {
+        int const middle = (begun + end) / 2;
+        if (offset_at(x, middle) <= row) {
+          begun = middle + 1;
+        } else {
+          end = middle;
+        }
+      }
       if (begun == 0 || begun > x.experts) return false;
       expert = begun - 1;
     }
@@ -69,18 +115,37 @@ struct ActivatePacked {
     for (int i = 0; i < kPiece; ++i) values[i] = __bfloat162float(elements[i]);
   }
 
-  // Eight results of a row. All lanes come here, those behind the row's end without an effect; groups and pairs of lanes lie within the
-  // row. A pair has 32 columns, 16 results: an even lane has loaded the first two of each four, and its neighbour the last two.
-  static __device__ void activate(Params const& p, int row, int piece) {
-    auto const& x = p.x;
-    int const pieces = x.n / 2 / kPiece, at = min(piece, pieces - 1);
-    bool const is_odd = lane() % 2;
-    uint4 const* const columns = static_cast<uint4 const*>(p.product) + (int64_t{row} * pieces + at) * 2;
-    float gates[kPiece], values[kPiece];
-    unpack(__ldcg(columns), gates), unpack(__ldcg(columns + 1), values);
-    quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
+  // The warp's pieces from `piece` on, by two loads of neighbouring lanes: even lanes have gates of 16 pieces and then of 16 more, odd
+  // ones their ups. Those behind the last row are its end.
+  static __device__ void load(Params const& p, uint32_t piece, uint4 (&chunks)[2]) {
+    uint4 const* const product = static_cast<uint4 const*>(p.product);
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) values[i] = gating(gates[i], values[i]);
+    for (uint32_t i = 0; i < 2; ++i) chunks[i] = quant::load_stream(product + min(2 * piece + 32 * i + lane(), 2 * p.pieces - 1));
+  }
+
+  static __device__ uint4 shuffle_xor(uint4 const& x, int lanes) {
+    return make_uint4(__shfl_xor_sync(~0u, x.x, lanes), __shfl_xor_sync(~0u, x.y, lanes), __shfl_xor_sync(~0u, x.z, lanes),
+                      __shfl_xor_sync(~0u, x.w, lanes));
+  }
+
+  // By value: a choice between two places would put both into memory.
+  static __device__ uint4 either(bool is_first, uint4 x, uint4 y) {
+    return make_uint4(is_first ? x.x : y.x, is_first ? x.y : y.y, is_first ? x.z : y.z, is_first ? x.w : y.w);
+  }
+
+  // A piece of each lane, which even lanes have of the first 16 and odd ones of the others. All lanes come here, those behind the last
+  // row without an effect; groups and pairs of pieces lie within a row. A pair has 32 columns, 16 results: an even piece the first two
+  // of each four, the next piece the last two.
+  template <class Activation>
+  static __device__ __forceinline__ void activate(Params const& p, uint32_t first, uint4 const (&chunks)[2]) {
+    auto const& x = p.x;
+    bool const is_later = lane() % 2, is_odd = lane() / 2 % 2;
+    uint32_t const piece = first + lane() % 2 * 16 + lane() / 2, row = piece / p.pieces_of_row, at = piece - row * p.pieces_of_row;
+    bool const is_wanted = piece < p.pieces && has_expert(x, static_cast<int>(p.first_row + row));
+    uint4 const others = shuffle_xor(either(is_later, chunks[0], chunks[1]), 1);
+    float values[kPiece], ups[kPiece];
+    unpack(either(is_later, others, chunks[0]), values), unpack(either(is_later, chunks[1], others), ups);
+    Activation::gate(x, values, ups);
     int64_t const to = int64_t{row} * x.ldd + int64_t{at} * kPiece;
     if constexpr (!kCoded) {
       uint32_t words[kPiece / 2];
@@ -89,9 +154,9 @@ struct ActivatePacked {
         __nv_bfloat16 const pair[] = {__float2bfloat16_rn(values[2 * i]), __float2bfloat16_rn(values[2 * i + 1])};
         memcpy(words + i, pair, sizeof(pair));
       }
-      uint32_t const first = other(is_odd ? words[0] : words[2]), second = other(is_odd ? words[1] : words[3]);
-      uint4 const results = is_odd ? make_uint4(first, words[2], second, words[3]) : make_uint4(words[0], first, words[1], second);
-      if (piece < pieces) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(x.d) + to) = results;
+      uint32_t const first_word = other(is_odd ? words[0] : words[2]), second = other(is_odd ? words[1] : words[3]);
+      uint4 const results = is_odd ? make_uint4(first_word, words[2], second, words[3]) : make_uint4(words[0], first_word, words[1], second);
+      if (is_wanted) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(x.d) + to) = results;
     } else {
       uint32_t words[kPiece / 4];
       if constexpr (kGroup == 0) {
@@ -104,31 +169,70 @@ struct ActivatePacked {
         float largest = 0.0f;
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) largest = fmaxf(largest, fabsf(values[i]));  // NaN does not count
-        quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(quant::reduce_lanes<kLanes>(largest, quant::Max{}), INFINITY);
+#pragma unroll
+        for (int lanes = 2; lanes < 2 * kPiecesOfGroup; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+        quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(largest, INFINITY);
         coding.encode(values, words);
-        if (piece < pieces && piece % kLanes == 0) x.out_scales[row * x.out_scale_stride_m + piece / kLanes * x.out_scale_stride_g] = coding.scale;
+        if (is_wanted && at % kPiecesOfGroup == 0) x.out_scales[row * x.out_scale_stride_m + at / kPiecesOfGroup * x.out_scale_stride_g] = coding.scale;
       }
       uint32_t const found = other(is_odd ? words[0] : words[1]);
       uint32_t const even = is_odd ? found : words[0], odd = is_odd ? words[1] : found;
       uint2 const codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
-      if (piece < pieces) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to) = codes;
+      if (is_wanted) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to) = codes;
     }
   }
 
-  // The word of the lane's neighbour in its pair.
-  static __device__ uint32_t other(uint32_t word) { return __shfl_xor_sync(~0u, word, 1); }
+  // The word of the other piece of a pair.
+  static __device__ uint32_t other(uint32_t word) { return __shfl_xor_sync(~0u, word, 2); }
 };
 
-// Host code: the second launch.
-template <class Kernel, auto entry>
-int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
-  constexpr int kCtasOfSm = 8;  // as many as fit
-  typename Kernel::Params params{x.call, x.product};
-  int64_t const warps = int64_t{x.call.m} * ((x.call.n / 2 + Kernel::kSpan - 1) / Kernel::kSpan);
-  int64_t const ctas = std::clamp<int64_t>((warps + Kernel::kWarps - 1) / Kernel::kWarps, 1, int64_t{how.sm_count} * kCtasOfSm);
+template <class Variant, class Activated, class Activation, int kUnroll>
+__global__ void __launch_bounds__(Activated::kThreads) activate_packed_kernel(__grid_constant__ typename Activated::Params const params) {
+  Activated::template run<Activation, kUnroll>(params);
+}
+
+template <class Variant, class Activated, class Activation, int kUnroll>
+int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& how) {
+  constexpr int kThreads = kUnroll == 1 ? Activated::kThreads : Activated::kThreadsOfMany;
+  constexpr int64_t kPieces = int64_t{kThreads} * kUnroll;
   void* parameters[] = {&params};
-  LaunchShape const shape{dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), 0};
-  return launch_kernel<entry>(shape, how, parameters);
+  LaunchShape const shape{dim3(static_cast<unsigned>((params.pieces + kPieces - 1) / kPieces)), dim3(kThreads), dim3(1), 0};
+  return launch_kernel<&activate_packed_kernel<Variant, Activated, Activation, kUnroll>>(shape, how, parameters);
+}
+
+// Host code: the second launch, or one for each 2^30 pieces. From as many pieces on as in the op that reads the same bytes
+// (quant/group_quant.cuh) a thread has two, of the activations that layers mostly have.
+template <class Variant, class Activated>
+int32_t launch_activated(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
+  constexpr int64_t kMostPieces = int64_t{1} << 30, kSmall = 1024;
+  int64_t const of_row = x.call.n / 2 / Activated::kPiece;
+  if (x.call.m == 0 || of_row == 0) return 0;
+  int64_t const slice = std::max<int64_t>(kMostPieces / of_row, 1);
+  typename Activated::Params params{x.call, x.product};
+  params.pieces_of_row = static_cast<uint32_t>(of_row);
+  for (int64_t row = 0; row < x.call.m; row += slice) {
+    int64_t const pieces = std::min<int64_t>(slice, x.call.m - row) * of_row;
+    params.first_row = static_cast<uint32_t>(row), params.pieces = static_cast<uint32_t>(pieces);
+    params.product = static_cast<__nv_bfloat16 const*>(x.product) + row * x.call.n;
+    params.x.d = static_cast<uint8_t*>(x.call.d) + row * x.call.ldd * Activated::kResultBytes;
+    if (x.call.out_scales != nullptr) params.x.out_scales = x.call.out_scales + row * x.call.out_scale_stride_m;
+    int const often = pieces > how.sm_count * kSmall ? x.call.activation : -1;
+    int32_t const error = often == quant::kSiluGate     ? launch_pieces<Variant, Activated, Silu, 2>(params, how)
+                          : often == quant::kSwigluGate ? launch_pieces<Variant, Activated, Swiglu, 2>(params, how)
+                                                        : launch_pieces<Variant, Activated, AnyActivation, 1>(params, how);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+// kFine: results are in groups of 32, too.
+template <class Variant, bool kCoded, int kGroup, bool kFine>
+int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
+  if (x.result_group == kGroup) return launch_activated<Variant, ActivatePacked<kCoded, kGroup>>(x, how);
+  if constexpr (kFine) {
+    if (x.result_group == 32) return launch_activated<Variant, ActivatePacked<kCoded, 32>>(x, how);
+  }
+  return GEMMILL_CANNOT_IMPLEMENT;
 }
 
 }  // namespace gemmill::gated_mm

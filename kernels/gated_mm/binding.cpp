@@ -1,5 +1,6 @@
 // The gated GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include <algorithm>
+#include <stdexcept>
 
 #include "extension/dtypes.h"
 #include "extension/family.h"
@@ -13,6 +14,7 @@ namespace gemmill::gated_mm {
 namespace {
 
 enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale, kOffsets, kMap, kIds };
+constexpr int32_t kGroup = 128;  // results that share a scale, where operands have scales of rows
 enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups, kOfExperts, kExperts, kWeights, kSlot, kExpectedRows, kTokens };
 
 // Leading dimensions. No access uses that of a single row or column: any will do that TMA takes.
@@ -97,10 +99,24 @@ void give_dense(OpCall const& x, gemmill_gated_mm_args& args) {
   }
 }
 
+// The product by the row's own kernel, then that of another row, which activates it.
+void launch_product(gemmill_gated_mm_args const& call, Chosen const& chosen) {
+  Facts const& facts = reinterpret_cast<Facts const&>(chosen.row.facts);
+  auto const activates = [](Row const& row) { return reinterpret_cast<Facts const&>(row.facts).parts == kPlain; };
+  Row const* const second = row_of(*Family::named("gated_mm"), facts.activates, activates);
+  if (second == nullptr) throw std::runtime_error("gemmill: the build has no kernel that activates the product of gates and ups");
+  Workspace const workspace(int64_t{call.m} * call.n * 2, chosen.device);
+  gemmill_gated_mm_args product = call;
+  product.d = workspace.data(), product.ldd = call.n;
+  chosen.launch(&product);
+  gemmill_gated_parts_args const args{call, workspace.data(), static_cast<int32_t>(facts.result_group)};
+  Chosen{*second, chosen.device, chosen.sm_count}.launch(&args);
+}
+
 // The product by a plain GEMM of packed weights, then the row's own kernel, which reads it.
 void launch_parts(OpCall const& x, gemmill_gated_mm_args const& call, Chosen const& chosen) {
   Workspace const workspace(int64_t{call.m} * call.n * 2, chosen.device);
-  gemmill_gated_parts_args const args{call, workspace.data()};
+  gemmill_gated_parts_args const args{call, workspace.data(), call.out_scales == nullptr ? 0 : kGroup};
   int32_t const dtype = x.tensor(kA).dtype;
   if (x.value(kOfExperts)) {
     gemmill_grouped_mm_args product{};
@@ -135,7 +151,9 @@ void launch(OpCall const& x, Chosen const& chosen) {
   }
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   args.activation = static_cast<int32_t>(x.value(kActivation));
-  if (reinterpret_cast<Facts const&>(chosen.row.facts).parts) return launch_parts(x, args, chosen);
+  int64_t const parts = reinterpret_cast<Facts const&>(chosen.row.facts).parts;
+  if (parts == kOwnTile) return launch_product(args, chosen);
+  if (parts == kPlain) return launch_parts(x, args, chosen);
   chosen.launch(&args);
 }
 

@@ -13,7 +13,7 @@ constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kPaddedRowNs = 40.0, kMemo
 constexpr int64_t kStep = 128, kTall = 256;
 
 constexpr double kActivationNs = 1300.0, kMoved = 2.5, kMoving = 3000.0, kAlone = 0.7;
-constexpr Facts kPlain[] = {
+constexpr Facts kTilesOfPlain[] = {
     {16, 64, 1, 136000, 0, 0, 1}, {32, 128, 1, 273000, 0, 0, 1}, {64, 128, 1, 327000, 0, 0, 1}, {128, 128, 1, 437000, 1, 0, 1}, {128, 192, 1, 629000, 1, 0, 1}};
 
 double product_ns(Facts const& row, Call const& call, int64_t sm_count) {
@@ -40,7 +40,11 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (!row.parts) return product_ns(row, call, sm_count);
   double product = std::numeric_limits<double>::infinity();
-  for (Facts const& of_tile : kPlain) product = std::min(product, product_ns(of_tile, call, sm_count));
+  if (row.parts == kOwnTile) {
+    product = product_ns(row, call, sm_count);
+  } else {
+    for (Facts const& of_tile : kTilesOfPlain) product = std::min(product, product_ns(of_tile, call, sm_count));
+  }
   return product + kActivationNs + kMoved * static_cast<double>(call.sizes[kSizeM]) * static_cast<double>(call.sizes[kSizeN]) / kMoving;
 }
 

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from timed import Benchmark
 from timed.gated_mm.calls import GatedMaker, add_options, small, tiny, workloads_of
-from timed.gated_mm.contenders import GatedContender, Separate
+from timed.gated_mm.contenders import GatedContender, Separate, Way
 
 
-def _also() -> Sequence[Separate]:
+def _also() -> Sequence[Separate | Way]:
     return (
+        Way(name="one launch", namespace="gemmill", in_parts=False),
+        Way(name="its parts", namespace="gemmill", in_parts=True),
         Separate(name="product alone", with_op=False),
         Separate(name="product, then op", with_op=True),
     )

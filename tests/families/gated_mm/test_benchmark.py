@@ -5,10 +5,14 @@ from argparse import Namespace
 import pytest
 import torch
 
+from gemmill.families.gated_mm.selections import sweep
+from gemmill.families.scaled_mm import selections as scaled_mm
+from gemmill.runtime.variant_table import make_variant_table
+from gemmill.vocab import Arch
 from harness.contenders import WrongResult
 from timed.gated_mm import BENCHMARK
 from timed.gated_mm.calls import DRAWN, GatedMaker, workloads_of
-from timed.gated_mm.contenders import GatedContender, Separate, check
+from timed.gated_mm.contenders import GatedContender, Separate, check, first_by_model
 
 OPTIONS = Namespace(op="groups", layers="1", rows="4", tokens="1,9", expert_layers="4x2x256x256", draw=None, draws=5)
 KINDS = [
@@ -17,6 +21,9 @@ KINDS = [
     for scales in ("", "_of_blocks")
     for way in ("", "_gathered")
 ]
+
+
+PLAIN_GEMMS = [x for x in scaled_mm.default(Arch.SM90A) if not x.operands.group_size]
 
 
 class Once:
@@ -91,3 +98,21 @@ def test_experts_have_all_their_tokens() -> None:
 
 def replace_op(op: str) -> Namespace:
     return Namespace(**vars(OPTIONS) | {"op": op})
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "parts"),
+    [
+        ("groups_of_blocks", "sm90a_gatedmm_", "sm90a_gatedproduct_"),
+        ("groups_of_blocks_32", "sm90a_gatedmm_", "sm90a_gatedproduct_"),
+        ("groups", "sm90a_gatedmm_", "sm90a_gatedparts_"),
+        ("experts_groups_gathered", "sm90a_gatedmm_", None),
+    ],
+)
+def test_each_way_is_a_variant_of_its_kind(make_manifest, kind: str, one: str, parts: str | None) -> None:
+    entries = make_manifest(*sweep(Arch.SM90A), *PLAIN_GEMMS).entries
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+    workload = workloads_of(replace_op(kind))[-1]
+    found = [first_by_model(table, workload, in_parts=in_parts) for in_parts in (False, True)]
+    assert found[0] is not None and found[0].startswith(one)
+    assert found[1] is None if parts is None else found[1] is not None and found[1].startswith(parts)

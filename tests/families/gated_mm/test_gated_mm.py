@@ -29,6 +29,7 @@ from gemmill.families.gated_mm.config import (
     Epilogue,
     GatedConfig,
     GatedPartsConfig,
+    GatedProductConfig,
     Operands,
     Result,
     UnalignedGatedConfig,
@@ -36,7 +37,7 @@ from gemmill.families.gated_mm.config import (
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
-from gemmill.families.gated_mm.rules import PARTS_RULES, RULES, UNALIGNED_RULES
+from gemmill.families.gated_mm.rules import PARTS_RULES, PRODUCT_RULES, RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, in_groups, of_int8, smoke, sweep
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import Row, ShapedCall, first_rejection
@@ -452,7 +453,8 @@ def test_bounds_of_int8_leave_no_room_for_sums(activation: Activation) -> None:
 
 
 def test_names_and_rules() -> None:
-    assert {(x.group_size, x.operand_dtype) for x in default(Arch.SM90A)} == {(0, DType.E4M3), (0, DType.S8)}
+    one_launch = [x for x in default(Arch.SM90A) if not isinstance(x, GatedProductConfig)]
+    assert {(x.group_size, x.operand_dtype) for x in one_launch} == {(0, DType.E4M3), (0, DType.S8)}
     integers = [x for x in default(Arch.SM90A) if x.operand_dtype is DType.S8]
     assert {x.epilogue.result for x in integers if isinstance(x, UnalignedGatedConfig)} == set(RESULTS), (
         "all calls are served"
@@ -465,6 +467,9 @@ def test_names_and_rules() -> None:
             continue
         if isinstance(config, GatedPartsConfig):
             assert first_rejection(PARTS_RULES, config)
+            continue
+        if isinstance(config, GatedProductConfig):
+            assert first_rejection(PRODUCT_RULES, config)
             continue
         assert first_rejection(RULES, config)
         plan = Plan(config)

@@ -135,17 +135,12 @@ class GatedPartsConfig(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedConfig(_Common):
-    """A kernel whose operands and results travel by TMA: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
+class _Tiled(_Common):
+    """A kernel whose operands travel by TMA: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
 
     design: Design
     """With swap_ab, M of the tile counts rows of the weights, which are gates and ups."""
-    tag: ClassVar[str] = "gatedmm"
     backend: ClassVar[Backend] = Backend.CUTEDSL
-
-    def __post_init__(self) -> None:
-        if self.epilogue.activation is None:
-            raise ValueError("activation=None: a kernel that loads with TMA is compiled for one")
 
     @cached_property
     def gemm_operands(self) -> GemmOperands:
@@ -169,4 +164,23 @@ class GatedConfig(_Common):
         return steps_of(self.gemm_operands, EpilogueKind.SCALED)
 
 
-AnyConfig = GatedConfig | UnalignedGatedConfig | GatedPartsConfig
+@dataclass(frozen=True, kw_only=True)
+class GatedConfig(_Tiled):
+    """A kernel that multiplies, activates and stores results."""
+
+    tag: ClassVar[str] = "gatedmm"
+
+    def __post_init__(self) -> None:
+        if self.epilogue.activation is None:
+            raise ValueError("activation=None: a kernel that loads with TMA is compiled for one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedProductConfig(_Tiled):
+    """Two launches: this kernel stores the product of operands with scales in groups, in bf16, and the second kernel of a
+    GatedPartsConfig activates and codes it. A plain GEMM has no blocks of gates and of ups."""
+
+    tag: ClassVar[str] = "gatedproduct"
+
+
+AnyConfig = GatedConfig | UnalignedGatedConfig | GatedPartsConfig | GatedProductConfig

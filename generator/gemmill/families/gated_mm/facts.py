@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from math import gcd
 
-from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
+from gemmill.families.gated_mm.config import GROUP, GatedConfig, GatedProductConfig, Result
+from gemmill.gemm import facts
 from gemmill.gemm.expert_facts import ExpertFacts
 from gemmill.gemm.limits import PROMOTION, SHARED_BYTES, SLAB, STORE_BUFFERS
 
@@ -20,6 +21,31 @@ class PairedBlocks(int):
     def __rfloordiv__(self, column: int) -> int:
         """The number of a column's block, counted from a tile that begins with one."""
         return column // (2 * int(self)) * 2 + column // 8 % 2
+
+
+@dataclass(frozen=True)
+class ProductFacts(facts.Facts):
+    """The facts of a kernel that stores the product, whether it can be made or not. D is the product."""
+
+    config: GatedProductConfig
+
+    @property
+    def group_size(self) -> int:
+        """Elements along K that share a scale, and gates or ups: a number of their columns where weights are columns."""
+        size = self.config.operands.group_size
+        return PairedBlocks(size) if size and not self.swap_ab else size
+
+    @property
+    def promotion_k(self) -> int:
+        """Elements along K between two promotions."""
+        return self.config.operands.group_size or PROMOTION
+
+    @property
+    def b_scales(self) -> int:
+        """Scales of weights for one group of K: of each row, or of the pairs of blocks of a tile's columns."""
+        if self.grouped and not self.swap_ab:
+            return max(2, self.tile_n // self.config.operands.group_size)
+        return super().b_scales
 
 
 @dataclass(frozen=True)

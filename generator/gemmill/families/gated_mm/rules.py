@@ -2,26 +2,35 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.gated_mm.config import FINE_GROUP, GROUP, AnyConfig, GatedConfig, GatedPartsConfig
-from gemmill.families.gated_mm.facts import Facts
+from gemmill.families.gated_mm.config import (
+    FINE_GROUP,
+    GROUP,
+    AnyConfig,
+    GatedConfig,
+    GatedPartsConfig,
+    GatedProductConfig,
+)
+from gemmill.families.gated_mm.facts import Facts, ProductFacts
 from gemmill.gemm.fitting import check_partial_sets, check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
+_TILED = (GatedConfig, GatedProductConfig)
+
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
     """Kernels multiply with WGMMA, which no later architecture has. Those for any layout multiply with `mma.sync`."""
-    if c.arch is not Arch.SM90A and (isinstance(c, GatedConfig) or c.arch is not Arch.SM120F):
+    if c.arch is not Arch.SM90A and (isinstance(c, _TILED) or c.arch is not Arch.SM120F):
         yield f"gated kernels are written for sm90a, not for {c.arch}"
 
 
-def _schedule(c: GatedConfig) -> Iterator[str]:
+def _schedule(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA."""
     if c.design.kernel_schedule not in CONSUMER_GROUPS:
         yield f"gated kernels have no {c.design.kernel_schedule} schedule"
 
 
-def _accumulation(c: GatedConfig) -> Iterator[str]:
+def _accumulation(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
     """Sums of s8 products are integers, those of e4m3 are not."""
     if c.operands.dtype is DType.S8:
         if c.design.accumulation is not Accumulation.EXACT:
@@ -30,7 +39,7 @@ def _accumulation(c: GatedConfig) -> Iterator[str]:
         yield f"sums of {c.operands.dtype} are not exact: fast or promoted"
 
 
-def _tile(c: GatedConfig) -> Iterator[str]:
+def _tile(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
     """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along
     K."""
     x, y, k = c.design.tile_shape_mnk
@@ -51,7 +60,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
 
 
-def _cluster(c: GatedConfig) -> Iterator[str]:
+def _cluster(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
     """CTAs of a pair share the loads of either. A small M leaves nothing worth sharing."""
     if c.design.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (
         c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
@@ -67,10 +76,10 @@ def _experts(c: GatedConfig) -> Iterator[str]:
         yield f"cluster {c.design.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 
 
-def _fits(c: GatedConfig) -> Iterator[str]:
+def _fits(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
     """Sums lie in registers of the threads that multiply, and stages in shared memory."""
     if c.design.kernel_schedule in CONSUMER_GROUPS:
-        facts = Facts(c)
+        facts = Facts(c) if isinstance(c, GatedConfig) else ProductFacts(c)
         yield from check_registers(facts)
         yield from check_stages(facts)
         yield from check_partial_sets(facts)
@@ -108,3 +117,27 @@ def _parts(c: GatedPartsConfig) -> Iterator[str]:
 
 
 PARTS_RULES = (_hopper, _parts)
+
+
+def _product(c: GatedProductConfig) -> Iterator[str]:
+    """A tile of packed columns has whole pairs of blocks, or lies in one: a thread has one scale for each block."""
+    x, pair = c.operands, 2 * c.operands.group_size
+    if not x.group_size or x.rows_scaled:
+        yield f"group_size={x.group_size}, rows_scaled={x.rows_scaled}: a plain GEMM makes this product, of blocks in groups alone this one"
+        return
+    if x.by_expert:
+        yield "experts' rows: a product with scales in groups is of dense rows"
+    if c.epilogue.result.group not in (0, x.group_size):
+        yield f"results in groups of {c.epilogue.result.group} of operands in groups of {x.group_size}: both have the same groups"
+    if c.epilogue.activation is not None:
+        yield f"activation={c.epilogue.activation}: the second kernel has all, None"
+    columns = c.design.tile_shape_mnk[1]
+    if not c.design.swap_ab and columns % pair and pair % columns:
+        yield f"tile of {columns} columns: it crosses blocks of {x.group_size} gates and ups, whose pairs are {pair} columns"
+    if c.design.kernel_schedule is KernelSchedule.PINGPONG:
+        yield "pingpong with scales in groups: cooperative groups promote in turn"
+    if c.design.accumulation is not Accumulation.PROMOTED:
+        yield f"scales in groups of {x.group_size} with {c.design.accumulation} sums: they are applied where sums are promoted"
+
+
+PRODUCT_RULES = (_hopper, _schedule, _product, _tile, _cluster, _fits)

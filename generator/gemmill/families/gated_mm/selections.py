@@ -13,6 +13,7 @@ from gemmill.families.gated_mm.config import (
     Epilogue,
     GatedConfig,
     GatedPartsConfig,
+    GatedProductConfig,
     Operands,
     Result,
     UnalignedGatedConfig,
@@ -20,6 +21,8 @@ from gemmill.families.gated_mm.config import (
 from gemmill.gemm.config import Design
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
+_Tile = tuple[tuple[int, int, int], KernelSchedule, bool]
+"""A tile, its schedule, and whether weights fill the tensor core's rows."""
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
 _FEW = {
     Result.BF16: (((64, 16, 256), BASIC), ((128, 32, 256), COOPERATIVE)),
@@ -47,6 +50,7 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     yield from served_experts(arch)
     yield from served_int8(arch)
     yield from parts(arch)
+    yield from (config for config in products(arch) if config.epilogue.result.group)
 
 
 def parts(arch: Arch) -> Iterator[GatedPartsConfig]:
@@ -55,6 +59,35 @@ def parts(arch: Arch) -> Iterator[GatedPartsConfig]:
     for dtype, by_expert, result in kinds if arch is Arch.SM90A else ():
         operands = Operands(dtype=dtype, by_expert=by_expert)
         yield GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result), arch=arch)
+
+
+_PRODUCTS: tuple[tuple[_Tile, tuple[int, int, int]], ...] = (
+    (((64, 16, 256), BASIC, True), (1, 1, 1)),
+    (((64, 64, 128), BASIC, True), (1, 1, 1)),
+    (((64, 128, 128), BASIC, False), (1, 1, 1)),
+    (((128, 128, 128), COOPERATIVE, False), (2, 1, 1)),
+    (((256, 128, 128), COOPERATIVE, False), (1, 1, 1)),
+)
+"""Tiles of products with scales in groups of 128, and their clusters: those of scaled GEMMs that make do with few."""
+_FINE_PRODUCTS: tuple[tuple[_Tile, tuple[int, int, int]], ...] = (
+    (((64, 16, 256), BASIC, True), (1, 1, 1)),
+    (((64, 64, 128), BASIC, False), (1, 1, 1)),
+    (((128, 128, 128), COOPERATIVE, False), (2, 1, 1)),
+)
+"""The same in groups of 32; the second has four sets of partial sums (docs/notes/cutedsl.md)."""
+
+
+def products(arch: Arch) -> Iterator[GatedProductConfig]:
+    """The products with scales in groups that a second launch activates, for each result."""
+    kinds = ((GROUP, RESULTS, _PRODUCTS), (FINE_GROUP, _FINE_RESULTS, _FINE_PRODUCTS))
+    for size, results, tiles in kinds if arch is Arch.SM90A else ():
+        for result, (tile, cluster) in product(results, tiles):
+            operands = Operands(dtype=DType.E4M3, group_size=size)
+            epilogue = Epilogue(result=result, activation=Activation.SILU)
+            design = _config(operands, epilogue, tile, arch, cluster).design
+            if size == FINE_GROUP and tile in _FOURS:
+                design = replace(design, partial_sets=4)
+            yield GatedProductConfig(operands=operands, epilogue=Epilogue(result=result), design=design, arch=arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
@@ -75,8 +108,6 @@ def tiled(arch: Arch) -> Iterator[GatedConfig]:
         yield _config(_DENSE, epilogue, (tile, PINGPONG, False), arch, cluster)
 
 
-_Tile = tuple[tuple[int, int, int], KernelSchedule, bool]
-"""A tile, its schedule, and whether weights fill the tensor core's rows."""
 _DENSE = Operands(dtype=DType.E4M3)
 _IN_GROUPS = {
     Result.BF16: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
@@ -235,6 +266,7 @@ def sweep(arch: Arch) -> Iterator[AnyConfig]:
     yield from default(arch)
     yield from in_groups(arch)
     yield from in_fine_groups(arch)
+    yield from (config for config in products(arch) if not config.epilogue.result.group)
     served = {*served_experts(arch), *served_int8(arch)}
     yield from (config for config in (*of_experts(arch), *of_int8(arch)) if config not in served)
 

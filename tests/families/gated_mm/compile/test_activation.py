@@ -40,6 +40,7 @@ INSTRUCTIONS = {
     r'asm\("\{\\n \.reg \.b16 low, high;.*?"f"\(d\)\);': "word = code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;",
     r'asm\("rcp\.approx[^;]*;[^;]*;': "y = 1.0f / x;",
     r'asm volatile\("griddepcontrol[^;]*;[^;]*;': "",
+    r'asm volatile\("ld\.global[^;]*;[^;]*;': "value = __ldcg(static_cast<uint4 const*>(address));",
 }
 """Instructions that a CPU has not, and how it does the same."""
 MISSING = """
@@ -55,7 +56,6 @@ inline int __float2int_rz(float x) { return static_cast<int>(x); }
 inline float __int_as_float(int bits) { return __uint_as_float(bits); }
 inline int __dp4a(int, int, int) { abort(); }
 #define __noinline__
-inline int min(int x, int y) { return x < y ? x : y; }
 """
 GELU, SWIGLU = {"activation": Activation.GELU}, {"activation": Activation.SWIGLU, "numbers": (1.702, 7.0, 1.0)}
 DENSE = CallSpec(m=5, hidden=272, k=64, result=Result.BF16)
@@ -65,7 +65,10 @@ SPECS = [
     replace(DENSE, m=300, hidden=16, pad=16, **GELU),
     replace(DENSE, result=Result.STATIC, **SWIGLU),
     replace(DENSE, result=Result.GROUP, hidden=640, transposed=True),
+    replace(DENSE, result=Result.GROUP, hidden=640, m=30),
     replace(DENSE, result=Result.GROUP, hidden=128, m=1, data="large"),
+    replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=96, m=7, transposed=True, pad=16),
+    replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=640, m=30, data="integers"),
     of_counts(EXPERTS, (3, 0, 6, 0), spare=5, wide_offsets=True),
     of_counts(EXPERTS, (3, 0, 6), slot=8),
     of_counts(replace(EXPERTS, result=Result.BF16), (2, 4, 3), mapped=(1, -1, 0)),
@@ -74,22 +77,23 @@ SPECS = [
 
 
 class Args(ctypes.Structure):
-    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p))
+    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p), ("result_group", ctypes.c_int32))
 
 
 def config_of(spec: CallSpec) -> GatedPartsConfig:
     operands = Operands(dtype=DType.E4M3, by_expert=isinstance(spec, ExpertSpec))
-    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=spec.result))
+    result = Result.GROUP if spec.result.group else spec.result
+    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result))
 
 
 @pytest.fixture(scope="module")
 def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("kernels")
-    for path in ("coding/code.cuh", "gated_mm/activate_packed.cuh"):
+    for path in ("coding/code.cuh", "coding/memory.cuh", "gated_mm/activate_packed.cuh"):
         text = (kernels_dir() / path).read_text()
         for instruction, instead in INSTRUCTIONS.items():
             text = re.sub(instruction, instead, text, flags=re.DOTALL)
-        (folder / path).parent.mkdir()
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     sources = [emit(config).text for config in dict.fromkeys(map(config_of, SPECS))]
     begin = f'#include "block.h"\n#include <cfloat>\n#include <cuda_fp8.h>\n{MISSING}{E4M3}'
@@ -119,9 +123,12 @@ def product_of(spec: CallSpec, given: dict[str, Any]) -> Tensor:
     return product
 
 
+@pytest.mark.parametrize("sm_count", [2, 0], ids=["few pieces a thread", "many"])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_results_are_the_references(kernels: ctypes.CDLL, spec: CallSpec) -> None:
-    """The product is the reference's, so results differ by the functions of the activation alone. Other memory stays poison."""
+def test_results_are_the_references(kernels: ctypes.CDLL, spec: CallSpec, sm_count: int) -> None:
+    """The product is the reference's, so results differ by the functions of the activation alone. Other memory stays poison.
+
+    How many pieces a thread has follows from their number and that of multiprocessors."""
     by_expert = isinstance(spec, ExpertSpec)
     given = (make_expert_given if by_expert else make_given)(spec, torch.device("cpu"))
     dtype = getattr(torch, spec.result.dtype.torch_name)
@@ -155,7 +162,7 @@ def test_results_are_the_references(kernels: ctypes.CDLL, spec: CallSpec) -> Non
         call.experts = len(spec.counts)
         if given["expert_map"] is not None:
             call.expert_map = given["expert_map"].data_ptr()
-    args, how = Args(call, product.data_ptr()), Launch(sm_count=2)
+    args, how = Args(call, product.data_ptr(), spec.result.group), Launch(sm_count=sm_count)
     assert getattr(kernels, symbol_of(config_of(spec)))(ctypes.byref(args), ctypes.byref(how)) == 0
 
     if by_expert:

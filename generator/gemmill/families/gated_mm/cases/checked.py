@@ -30,16 +30,17 @@ from gemmill.families.gated_mm.config import (
     AnyConfig,
     GatedConfig,
     GatedPartsConfig,
+    GatedProductConfig,
     Result,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.facts import Facts
+from gemmill.families.gated_mm.facts import Facts, ProductFacts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 
-_Tiled = GatedConfig | GatedPartsConfig
+_Tiled = GatedConfig | GatedPartsConfig | GatedProductConfig
 OF_SWIGLU = (1.702, 7.0, 1.0)
 
 
@@ -156,6 +157,8 @@ def _tile_of(config: _Tiled) -> tuple[int, int]:
     """Rows and results of a tile; of parts, of a CTA of the second kernel."""
     if isinstance(config, GatedPartsConfig):
         return config.tile_shape_mnk[0], config.tile_shape_mnk[1] // 2
+    if isinstance(config, GatedProductConfig):
+        return ProductFacts(config).tile_m, max(ProductFacts(config).tile_n // 2, _step(config))
     return Facts(config).tile_m, Facts(config).tile_columns
 
 

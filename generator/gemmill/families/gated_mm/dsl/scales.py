@@ -51,7 +51,8 @@ def load_scales(
         for i in cutlass.range_constexpr(cute.size(b_at)):
             n = scale_of(plan, cutlass.min(at_n * plan.tile_n + lane + lanes * i, vectors.n - 1))
             if cutlass.const_expr(not plan.swap_ab):
-                n = cutlass.min(at_n * plan.b_scales + lane + lanes * i, vectors.n // g - 1)
+                n = at_n * plan.tile_n // (2 * g) * 2 + lane + lanes * i
+                n = cutlass.min(n, (vectors.n + 2 * g - 1) // (2 * g) * 2 - 1)
             b_at[i] = scales.b.toint() + 4 * (Int64(n) * scales.b_stride_n)
         group = Int32(0)
         cute.arch.griddepcontrol_wait()

@@ -17,11 +17,13 @@ from gemmill.families.gated_mm.cases.experts import (
     make_expert_given,
     of_counts,
 )
-from gemmill.families.gated_mm.config import GatedPartsConfig, Operands, Result
+from gemmill.families.gated_mm.config import GatedPartsConfig, GatedProductConfig, Operands, Result
+from gemmill.families.gated_mm.tuning import second_of
 from gemmill.families.grouped_mm.classes import CLASSES
 from gemmill.families.scaled_mm.classes import Need, class_code
 from gemmill.family import ShapedCall
 from gemmill.runtime.select import select
+from gemmill.space.names import symbol_of
 from gemmill.vocab import DType
 
 pytestmark = pytest.mark.compile
@@ -40,7 +42,7 @@ SPECS = [
 class Parts(ctypes.Structure):
     """Mirrors `gemmill_gated_parts_args`."""
 
-    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p))
+    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p), ("result_group", ctypes.c_int32))
 
 
 def launches_of(spec: CallSpec, probe) -> tuple[dict[str, Any], list[tuple[str, bytes]], str]:
@@ -114,3 +116,46 @@ def test_two_launches_share_a_product(probe, spec: CallSpec) -> None:
         given["a_scales"].numel() > 1,
         given["b_scales"].numel() > (x.weights if by_expert else 1),
     )
+
+
+PRODUCTS = [
+    CallSpec(m=70, hidden=384, k=400, result=Result.GROUP, group_size=128, transposed=True),
+    CallSpec(m=70, hidden=272, k=400, result=Result.BF16, group_size=128, pad=16),
+    CallSpec(m=1, hidden=96, k=144, result=Result.FINE_GROUP, group_size=32),
+]
+
+
+@pytest.mark.parametrize("spec", PRODUCTS, ids=str)
+def test_a_product_in_groups_and_then_another_variants_kernel(probe, spec: CallSpec) -> None:
+    """Each tile stores all of the product, with the call's strides; the second launch reads it, and knows the results' groups."""
+    variants = [
+        x
+        for x in probe.variants_of(gated_mm.NAME)
+        if isinstance(x.config, GatedProductConfig)
+        and (x.config.group_size, x.config.epilogue.result) == (spec.group_size, spec.result)
+    ]
+    assert len(variants) >= 3
+    given = make_given(spec, torch.device("cpu"))
+    given |= {
+        "out": torch.empty(spec.m, spec.hidden, dtype=getattr(torch, spec.result.dtype.torch_name)),
+        "out_scales": None,
+    }
+    if spec.result.group:
+        given["out_scales"] = torch.empty(spec.m, spec.hidden // spec.result.group)
+    for entry in variants:
+        row, *_ = probe.build.table.rows_of(entry.name)
+        before = probe.build.pin(row)
+        try:
+            with probe.build.recording() as launches:
+                probe.ops.scaled_mm_act_quant.default(*arguments_of(given))
+        finally:
+            probe.build.pin(before)
+        (product, told), (second, data) = launches
+        assert (product, second) == (entry.symbol, symbol_of(second_of(entry.config)))
+        x, parts = struct_of("gated_mm/abi.h").from_buffer_copy(told), Parts.from_buffer_copy(data)
+        assert parts.product and (x.d, x.ldd) == (parts.product, 2 * spec.hidden)
+        assert parts.call.d == given["out"].data_ptr() and parts.result_group == spec.result.group
+        names = [name for name, _ in x._fields_ if name not in ("d", "ldd")]
+        assert {name: getattr(x, name) for name in names} == {name: getattr(parts.call, name) for name in names}
+        of_b = given["b_scales"].stride()
+        assert (x.b_scale_stride_k, x.b_scale_stride_n) == of_b and x.a == given["a"].data_ptr()
