@@ -1,13 +1,14 @@
 """Decode over caches of 256 and 512 elements, of fewer elements of values than of keys, and of latents (MLA), next to attention in bf16.
 
     python benchmarks/cache_dims.py --fa3-so _vllm_fa3_C.abi3.so
+    python benchmarks/cache_dims.py --only 512 --vllm-sources site-packages
     python benchmarks/cache_dims.py --only latents --tiles
     python benchmarks/cache_dims.py --cpu
 
 One query row a sequence. Each size is checked first: gemmill's output against exact attention over the restored vectors, by a relative
 error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2; the medians of the rounds are
-printed, and written as JSON. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
-With --tiles each kernel of latents has a side, pinned; without it gemmill chooses.
+printed, and written as JSON. Outputs of vLLM's Triton are checked alike. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
+With --tiles each kernel of latents has a side, pinned; without it gemmill chooses. "latents, e4m3" have rotary parts in e4m3 with a scale.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from gemmill.runtime.ops import use_variant
 from gemmill.tuner.timing import Graph, settle
 from harness import devices
 from harness.written import write_json
+from peers import vllm_triton
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS, PAGE, SEED, SCALE, L2_BYTES, MOST_ERROR = 15, 64, 7, 192**-0.5, 2e8, 2.0**-6
@@ -38,9 +40,10 @@ WIDE, LONG = ((8, 16384, 24, 4),), ((4, 32768, 8, 1),)
 LATENTS = ((16, 8192, 16), (16, 8192, 128), (1, 32768, 128), (64, 4096, 16))
 """Sequences, length and query heads."""
 TINY_PAGES, TINY_LATENTS = ((2, 64, 4, 2),), ((2, 64, 16),)
-OWN = "gemmill 4 bits"
+OWN, VLLM = "gemmill 4 bits", "vllm triton bf16"
 TILES = ("", "_r16", "_r32")
 """Ends of the names of latents' kernels: by mma.sync, by WGMMA of 16 and of 32 rows."""
+E4M3, ROTARY_SCALE = "_rotarye4m3", 1 / 64
 Call = Callable[[], object]
 
 
@@ -51,10 +54,9 @@ def random(*shape: int, device: str) -> Tensor:
 
 def exact(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of q [heads, d] over keys and values [length, KV heads, d] in float64."""
-    group = q.shape[0] // keys.shape[1]
-    keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
-    weights = (torch.einsum("hd,nhd->hn", q.double(), keys) * SCALE).softmax(-1)
-    return torch.einsum("hn,nhd->hd", weights, values)
+    queries = q.double().unflatten(0, (keys.shape[1], -1))
+    weights = (torch.einsum("kgd,nkd->kgn", queries, keys.double()) * SCALE).softmax(-1)
+    return torch.einsum("kgn,nkd->kgd", weights, values.double()).flatten(0, 1)
 
 
 def check(out: Tensor, wanted: Tensor) -> None:
@@ -77,8 +79,28 @@ def flash_attention_3(
     return partial(torch.ops._vllm_fa3_C.fwd, q, keys, values, *arguments)
 
 
+def add_vllm(sides: dict[str, Call], make: Callable[[], Callable[[], Tensor]], wanted: Tensor) -> None:
+    """Add vLLM's Triton where it takes the size, checked; else print why it does not."""
+    try:
+        call = make()
+        out = call()[0]
+    except Exception as error:  # Triton's own errors have no common class
+        print(f"{VLLM}: {str(error).splitlines()[0]}", flush=True)
+        return
+    check(out, wanted)
+    sides[VLLM] = call
+
+
 def paged(
-    dims: tuple[int, int], batch: int, length: int, heads: int, kv_heads: int, device: str, *, has_fa3: bool
+    dims: tuple[int, int],
+    batch: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    device: str,
+    *,
+    has_fa3: bool,
+    vllm: Path | None = None,
 ) -> dict[str, Call]:
     """The sides of one copy of keys and values of `dims` elements, gemmill's checked."""
     keys, values = (random(batch * length, kv_heads, d, device=device) for d in dims)
@@ -99,6 +121,13 @@ def paged(
     if has_fa3:
         of_fa3 = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
         sides["fa3 bf16"] = flash_attention_3(q[:, 0], *of_fa3, table, lengths)
+    if vllm and dims[0] == dims[1]:
+        of_vllm = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
+        add_vllm(
+            sides,
+            partial(vllm_triton.attention, vllm, q[:, 0], *of_vllm, table, lengths, SCALE),
+            exact(q[0, 0], keys[:length], values[:length]),
+        )
     return sides
 
 
@@ -109,26 +138,45 @@ def pinned(name: str, call: Call) -> object:
 
 
 def latents(
-    batch: int, length: int, heads: int, device: str, *, has_fa3: bool, tiles: Sequence[str] = ()
+    batch: int,
+    length: int,
+    heads: int,
+    device: str,
+    *,
+    has_fa3: bool,
+    vllm: Path | None = None,
+    tiles: Sequence[str] = (),
+    is_e4m3: bool = False,
 ) -> dict[str, Call]:
-    """The same of latents."""
+    """The same of latents, whose rotary parts are bf16, or e4m3 with a scale."""
     whole = random(batch * length, 1, 576, device=device)
     latent, rotary = whole[..., :512].contiguous(), whole[..., 512:].contiguous()
     pages = batch * length // PAGE
-    cache = torch.zeros(pages, PAGE, 400, dtype=torch.uint8, device=device)
+    cache = torch.zeros(pages, PAGE, 336 if is_e4m3 else 400, dtype=torch.uint8, device=device)
     packed, of_rotary = gemmill.latent_cache(cache)
+    scales = torch.full((1,), ROTARY_SCALE, device=device) if is_e4m3 else None
     gemmill.kv_compress_keys(packed, latent, format="eden4", seed=SEED)
-    of_rotary.copy_(rotary[:, 0])
+    if is_e4m3:
+        gemmill.kv_compress_keys(of_rotary, rotary, format="e4m3", scales=scales)
+    else:
+        of_rotary.copy_(rotary[:, 0])
     table = torch.arange(pages, dtype=torch.int32, device=device).reshape(batch, -1)
     lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
     q = random(batch, 1, heads, 576, device=device)
-    call = partial(gemmill.kv_latent_attention, q, cache, table, lengths, scale=SCALE, seed=SEED)
+    call = partial(gemmill.kv_latent_attention, q, cache, table, lengths, scale=SCALE, seed=SEED, key_scales=scales)
     restored = gemmill.kv_decompress_keys(packed[:length], 512, format="eden4", seed=SEED)
     own: dict[str, Call] = {OWN: call}
     own |= {
-        f"{OWN}{end or '_mma'}": partial(pinned, f"sm90a_kvcache_latent_bf16_d512_k4v4{end}", call) for end in tiles
+        f"{OWN}{end or '_mma'}": partial(
+            pinned, f"sm90a_kvcache_latent_bf16_d512{E4M3 if is_e4m3 else ''}_k4v4{end}", call
+        )
+        for end in tiles
+        if end or not is_e4m3
     }
-    wanted = exact(q[0, 0], torch.cat((restored, rotary[:length]), -1), restored)
+    kept = (
+        gemmill.kv_decompress_keys(of_rotary[:length], 64, format="e4m3", scales=scales) if is_e4m3 else rotary[:length]
+    )
+    wanted = exact(q[0, 0], torch.cat((restored, kept), -1), restored)
     for side in own.values():
         check(side()[0][0, 0], wanted)
     k = whole.unflatten(0, (batch, length)).transpose(1, 2)
@@ -138,6 +186,15 @@ def latents(
         paged = [x.unflatten(0, (pages, PAGE)) for x in (rotary, latent)]
         queries = q[:, 0, :, 512:].contiguous(), q[:, 0, :, :512].contiguous()
         sides["fa3 bf16"] = flash_attention_3(queries[0], *paged, table, lengths, queries[1])
+    if vllm:
+        wanted = exact(q[0, 0], whole[:length], latent[:length])
+        add_vllm(
+            sides,
+            partial(
+                vllm_triton.latent_attention, vllm, q[:, 0], whole.reshape(pages, PAGE, 576), table, lengths, SCALE
+            ),
+            wanted,
+        )
     return sides
 
 
@@ -160,6 +217,9 @@ def main(given: Sequence[str] | None = None) -> int:
     """Print a row for each size. Return 1 where an output is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fa3-so", metavar="PATH", help="vLLM's _vllm_fa3_C.abi3.so")
+    parser.add_argument(
+        "--vllm-sources", type=Path, metavar="FOLDER", help="a folder that has vllm/v1/attention/ops of vLLM 0.33.0"
+    )
     parser.add_argument("--tiles", action="store_true", help="time each kernel of latents too")
     parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
     parser.add_argument("--only", default="", help="only caches with this in their name")
@@ -171,19 +231,21 @@ def main(given: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     if told.fa3_so:
         torch.ops.load_library(told.fa3_so)
+    tiles, of_latents = TILES if told.tiles else (), TINY_LATENTS if told.cpu else LATENTS
     lists = (
         (partial(paged, (256, 256)), "256", TINY_PAGES if told.cpu else WIDE, 260),
         (partial(paged, (512, 512)), "512", TINY_PAGES if told.cpu else LONG, 516),
         (partial(paged, (192, 128)), "192 and 128", TINY_PAGES if told.cpu else FEWER, 164),
-        (partial(latents, tiles=TILES if told.tiles else ()), "latents", TINY_LATENTS if told.cpu else LATENTS, 400),
+        (partial(latents, tiles=tiles), "latents", of_latents, 400),
+        (partial(latents, tiles=tiles, is_e4m3=True), "latents, e4m3", of_latents, 336),
     )
     for make, name, sizes, token_bytes in lists:
         for size in sizes if told.only in name else ():
             own_bytes = token_bytes * size[0] * size[1] * (size[3] if len(size) > 3 else 1)
             count = 1 if told.cpu else min(8, 1 + int(L2_BYTES // own_bytes))
             try:
-                copies = [make(*size, device, has_fa3=bool(told.fa3_so)) for _ in range(count)]
-            except (ValueError, RuntimeError) as error:
+                copies = [make(*size, device, has_fa3=bool(told.fa3_so), vllm=told.vllm_sources) for _ in range(count)]
+            except (ValueError, RuntimeError, ImportError) as error:
                 print(name, *size, f"wrong: {str(error).splitlines()[0]}", flush=True)
                 wrong = 1
                 continue

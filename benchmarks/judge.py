@@ -3,6 +3,7 @@
     python benchmarks/judge.py --seed 7 --vllm-so .../_C_stable_libtorch.abi3.so --deep-gemm .../deep_gemm
     python benchmarks/judge.py --seed 7 --classes fp8,bf16 --shapes 20 --ladders 1 --sieve 24+12
     python benchmarks/judge.py --seed 7 --family blockscaled --classes nvfp4_bf16,mxfp4_e4m3 --humming DIR --humming-jobs 12
+    python benchmarks/judge.py --seed 7 --family fused_experts --classes nvfp4,mxfp4_e4m3 --calls '--tokens 16,256' --shapes 4
     python benchmarks/judge.py --seed 7 --only compiler=nvcc --shapes 15 --rows 15 --ladders 0 --sieve 16+4 --limit-s 140
     python benchmarks/judge.py --seed 7 --limit-s 0             # the figures of an earlier run of this seed
     python benchmarks/judge.py --seed 7 --dry-run --out-dir /tmp/dry
@@ -22,8 +23,8 @@ import faulthandler
 import json
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,24 +33,31 @@ import torch
 
 from gemmill.families.scaled_mm.sweep import MeasuredOp
 from gemmill.numerics.measured import ROTATED_BYTES
-from gemmill.runtime.library import Build
 from gemmill.space.filters import FilterError, apply
 from gemmill.space.names import parse_name
 from gemmill.space.selections import Selection
 from gemmill.tuner.device import now
-from gemmill.tuner.timing import shuffled
 from gemmill.tuner.workloads import Workload, tiny
 from gemmill.vocab import Arch
 from harness import devices
-from harness.contenders import SM_COUNT, FieldError, LocalContender
-from harness.drawing import between_rows, classes_of, drawings, drawn, held_weights, ladders, table_rows
-from harness.field import Contest, make_field
+from harness.contenders import FieldError, LocalContender
+from harness.drawing import (
+    between_rows,
+    classes_of,
+    drawings,
+    drawn,
+    drawn_calls,
+    held_weights,
+    judged,
+    ladders,
+    table_rows,
+)
+from harness.field import make_field
+from harness.judging import CAREFUL, FINALISTS, Judge
 from harness.lines import Lines, LinesError
-from harness.measuring import Measurement, measure
-from harness.results import SCHEMA_VERSION, SUBJECT, sample_record
-from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Sieved, Variants, chosen_for, sieved
-from harness.statistics import paired_ratio, sample
-from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, Rounds, Timer, of_this_gpu
+from harness.results import SCHEMA_VERSION
+from harness.sieve import QuickDry, QuickGraphs, Sieve, Variants
+from harness.timers import DEVICE_TIME, DryTimer, GraphTimer, of_this_gpu
 from harness.verdict import class_record, verdict_text
 from harness.written import write_json
 from peers import PEERS
@@ -59,113 +67,8 @@ from timed import benchmark_of
 RESULTS = Path(__file__).resolve().parent / "results"
 FAMILY = "scaled_mm"
 CLASSES = drawings()[FAMILY].classes
-CAREFUL = Rounds(rounds=5, short=True)
-FINALISTS = 3
-"""The fastest variants of the sieve, which are timed again next to the choice."""
 COMPILE_LIMIT_S = 240.0
 DRY_ROTATED_BYTES = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judge:
-    """State of a run."""
-
-    field: Contest
-    variants: Variants
-    maker: Any
-    """Makes operands of a workload."""
-    timer: Timer
-    quick: QuickTimer
-    sieve: Sieve
-    only: frozenset[str] = frozenset()
-    """Names of the variants that fit --only."""
-
-    def shape(self, workload: Workload) -> dict[str, Any]:
-        """Time a shape: the variants quickly, then the choice, the fastest and the peers."""
-        operands = self.maker.make(workload)
-        choice, trust = choice_of(self.field.loaded, workload)
-        guesses = {name: us for name, us in self.variants.guesses_us(workload).items() if name in self.only}
-        also = chosen_for(guesses, workload, self.sieve) if guesses else []
-        quick = sieved(operands, self.variants, self.quick, self.sieve, [*also, *filter(None, [choice])])
-        fastest = [name for name in quick.us if name != choice][:FINALISTS]
-        fitting = [name for name in quick.us if name in self.only][:FINALISTS]
-        finalists = [variant for variant in self.variants.pinned if variant.name in {*fastest, *fitting}]
-        found = measure(operands, [self.field.subject, *finalists, *self.field.peers], self.timer, CAREFUL)
-        return shape_record(found, quick, choice, trust, fastest, self.field) | self.comparison(found, finalists)
-
-    def comparison(self, found: Measurement, finalists: Sequence[LocalContender]) -> dict[str, Any]:
-        """What the variants that fit --only lose; nothing without it."""
-        names = [SUBJECT, *(variant.name for variant in finalists)]
-        return {"only": only_record(found, names, self.only)} if self.only else {}
-
-    def ladder(self, rungs: Sequence[Workload]) -> dict[str, Any]:
-        """Time gemmill's choice at every M of the same weights, rounds alternating between them."""
-        prepared = {}
-        for workload in rungs:
-            operands = self.maker.make(workload)
-            prepared[workload] = self.field.subject.prepare(operands, self.timer, CAREFUL.calls(workload))
-        rounds: dict[Workload, list[float]] = {workload: [] for workload in rungs}
-        by_m = {str(workload.m): workload for workload in rungs}
-        for turn in range(CAREFUL.rounds):
-            for m in shuffled(list(by_m), turn):
-                rounds[by_m[m]].append(prepared[by_m[m]].round())
-        for ready in prepared.values():
-            ready.close()
-        found = [
-            {"m": workload.m, "choice": choice_of(self.field.loaded, workload)[0], "us": round(sample(us).median_us, 3)}
-            for workload, us in rounds.items()
-        ]
-        return {"kind": "ladder", "op": rungs[0].kind, "n": rungs[0].n, "k": rungs[0].k, "rungs": found}
-
-
-def choice_of(build: Build | None, workload: Workload) -> tuple[str | None, str]:
-    """The variant that the extension chooses, and the evidence for it."""
-    if build is None:
-        return None, "model"
-    row, trust = build.choose(workload.call, SM_COUNT)
-    return (build.table.entries[row].name if row >= 0 else None), trust.name.lower()
-
-
-def shape_record(
-    found: Measurement, quick: Sieved, choice: str | None, trust: str, finalists: Sequence[str], field: Contest
-) -> dict[str, Any]:
-    """A shape's row: the ratio to the best peer, the regret against the fastest variant, and all times."""
-    samples, workload = found.samples, found.workload
-    subject = samples.get(SUBJECT)
-    timed = [name for name in finalists if name in samples]
-    peers = [peer.name for peer in field.peers if peer.complete and peer.name in samples]
-    ratios = {} if subject is None else {name: round(paired_ratio(samples[name], subject), 4) for name in peers}
-    slower = {} if subject is None else {name: paired_ratio(subject, samples[name]) - 1 for name in timed}
-    best = min(ratios, key=ratios.__getitem__, default=None)
-    fastest = max(slower, key=slower.__getitem__, default=None)
-    regret = None if subject is None or not quick.us else max(0.0, slower[fastest] if fastest else 0.0)
-    return {
-        "kind": "shape",
-        "op": workload.kind,
-        **workload.sizes,
-        "trust": trust,
-        "choice": choice,
-        "us": None if subject is None else round(subject.median_us, 3),
-        "best_peer": best,
-        "ratio": None if best is None else ratios[best],
-        "ratios": ratios,
-        "fastest": fastest if regret else choice,
-        "regret": None if regret is None else round(regret, 4),
-        "contenders": {name: sample_record(taken) for name, taken in samples.items()},
-        "sieved_us": {name: float(f"{us:.4g}") for name, us in quick.us.items()},
-        "failures": found.failures | dict(quick.failures),
-    }
-
-
-def only_record(found: Measurement, names: Sequence[str], only: Collection[str]) -> dict[str, Any] | None:
-    """The fastest of some of the variants beside the fastest of all; None where none of them was timed."""
-    timed = {name: found.samples[name] for name in names if name in found.samples}
-    fitting = [name for name in timed if name in only]
-    if not fitting:
-        return None
-    fastest, best = (min(of, key=lambda name: timed[name].median_us) for of in (fitting, list(timed)))
-    loss = max(0.0, paired_ratio(timed[fastest], timed[best]) - 1)
-    return {"variant": fastest, "fastest": best, "loss": round(loss, 4)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for note in judge.field.notes:
         print(note, file=sys.stderr)
     notes = [*judge.field.notes]
-    if options.deep_gemm and not options.dry_run and options.limit_s > 0:
-        waiting = [p for p in shapes if p.op == MeasuredOp.FP8_GROUPS and lines.waits(str(p))]
+    if options.deep_gemm and options.family == FAMILY and not options.dry_run and options.limit_s > 0:
+        waiting = [p for p in shapes if p.kind == MeasuredOp.FP8_GROUPS and lines.waits(str(p))]
         notes += [compiled_ahead(options.deep_gemm, waiting, options.jobs, COMPILE_LIMIT_S)] if waiting else []
         print("\n".join(notes[-1:]), flush=True)
     started = now()
@@ -215,9 +118,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, required=True, help="of the shapes: a new one each time something is judged"
     )
-    parser.add_argument("--family", choices=sorted(drawings()), default=FAMILY, help="whose calls are judged")
+    parser.add_argument("--family", choices=judged(), default=FAMILY, help="whose calls are judged")
     parser.add_argument("--classes", help="of calls of the family, with commas")
     parser.add_argument("--shapes", type=int, default=60, help="of each class")
+    parser.add_argument("--calls", default="", help="further options of the family's calls, as run.py takes them")
     parser.add_argument("--ladders", type=int, default=2, help="weights of each class that are timed at many M")
     parser.add_argument(
         "--sieve", default="all", help='variants timed quickly: "all", or B+R: the model\'s B best, R others'
@@ -247,10 +151,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit to record, where this is no checkout")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, invented times")
     options = parser.parse_args(arguments)
-    options.classes = options.classes or ",".join(drawings()[options.family].classes)
-    known = classes_of(options.family)
-    if unknown := [name for name in options.classes.split(",") if name not in known]:
-        parser.error(f"--classes {unknown[0]!r} is none of {', '.join(known)}")
+    benchmark = benchmark_of(options.family)
+    default = benchmark.judged if benchmark.drawing is None else benchmark.drawing.classes
+    options.classes = options.classes or ",".join(default)
+    check_classes(parser, options)
     best, _, others = options.sieve.partition("+")
     if options.sieve != "all" and not (best.isdigit() and others.isdigit()):
         parser.error(f"--sieve {options.sieve!r} is neither all nor two numbers such as 24+12")
@@ -258,10 +162,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def check_classes(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with a sentence where classes are none of the family's, or options go with tables of which the family has none."""
+    if options.family in drawings():
+        known = classes_of(options.family)
+        if unknown := [name for name in options.classes.split(",") if name not in known]:
+            parser.error(f"--classes {unknown[0]!r} is none of {', '.join(known)}")
+        if options.calls:
+            parser.error(f"--calls {options.calls!r}: {options.family} has none; --classes and --shapes say all")
+        return
+    if options.rows or options.between or options.only:
+        parser.error(f"--rows, --between and --only take {' and '.join(drawings())}, not {options.family}")
+    options.ladders = 0
+    try:
+        options.classes = ",".join(dict.fromkeys(workload.kind for workload in workloads_of(options)[0]))
+    except ValueError as error:
+        parser.error(str(error))
+
+
 def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tuple[Judge, dict[str, Any]]:
     """All that is loaded, and the beginning of the record. Raises FieldError."""
-    asked = {"also": "", "batch_invariant": False, "by_backend": False, "variants": True, "match": "", "drawn": shapes}
+    asked = {"also": "", "batch_invariant": False, "by_backend": False, "match": "", "drawn": shapes}
     benchmark = benchmark_of(options.family)
+    asked["variants"] = is_tabled = benchmark.drawing is not None
     field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
     dry = options.dry_run
     best, _, others = options.sieve.partition("+")
@@ -272,7 +195,9 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
         field, only = replace(field, peers=()), fitting(options.only, [variant.name for variant in field.variants])
     judge = Judge(
         field=field,
-        variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table),
+        variants=Variants.of([v for v in field.variants if isinstance(v, LocalContender)], table)
+        if is_tabled
+        else None,
         maker=benchmark.maker(torch.device("cpu" if dry else "cuda"), DRY_ROTATED_BYTES if dry else ROTATED_BYTES),
         timer=DryTimer() if dry else GraphTimer(),
         quick=QuickDry() if dry else QuickGraphs(),
@@ -285,6 +210,7 @@ def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tu
         "seed": options.seed,
         "family": options.family,
         "classes": options.classes,
+        "calls": options.calls,
         "shapes_each": options.shapes,
         "ladders_each": options.ladders,
         "rows_each": options.rows,
@@ -319,7 +245,10 @@ def fitting(pattern: str, names: Sequence[str]) -> frozenset[str]:
 
 
 def workloads_of(options: argparse.Namespace) -> tuple[list[Workload], list[list[Workload]]]:
-    """Shapes and ladders, classes taking turns, drawn shapes and rows of the table too."""
+    """Shapes and ladders, classes taking turns, drawn shapes and rows of the table too. Raises ValueError."""
+    if options.family not in drawings():
+        calls = drawn_calls(options.family, options.classes, options.shapes, options.seed, options.calls.split())
+        return list(dict.fromkeys(map(benchmark_of(options.family).tiny, calls))) if options.dry_run else calls, []
     held = sorted(held_weights(options.fitted, options.tables))
     classes = options.classes.split(",")
     of_table = [
@@ -360,7 +289,7 @@ def run_all(
             return
         lines.begin(key)
         faulthandler.dump_traceback_later(shape_s, exit=True, file=sys.__stderr__)
-        result = judge.shape(workload) if isinstance(workload, Workload) else judge.ladder(workload)
+        result = judge.ladder(workload) if isinstance(workload, list) else judge.shape(workload)
         faulthandler.cancel_dump_traceback_later()
         seconds = time.perf_counter() - begun
         lines.end(key, result | {"seconds": round(seconds, 3)})

@@ -1,10 +1,11 @@
-"""Where the time of a GEMM goes, in hardware counters: gemmill's choice and cuBLAS at shapes with few tiles and a long K.
+"""Where the time of a GEMM goes, in hardware counters: gemmill's choice and cuBLAS, or cuSPARSELt where weights are 2:4 sparse.
 
     python benchmarks/profiled.py --seed 7 --shapes 6                   # needs Nsight Compute's ncu and its permissions
     python benchmarks/profiled.py --shape bf16:1366x656x33232 --name one
+    python benchmarks/profiled.py --shape e4m3_2to4:5456x18560x11520 --name sparse
     python benchmarks/profiled.py --seed 7 --dry-run --out-dir /tmp/dry
 
-Each kernel runs once under ncu, after warm-up, with caches flushed and clocks left alone. cuBLAS multiplies e4m3 with one scale for
+Drawn shapes have few tiles and a long K. Each kernel runs once under ncu, after warm-up, with caches flushed and clocks left alone. cuBLAS multiplies e4m3 with one scale for
 each tensor, as torch._scaled_mm does, and bf16 as torch.mm does. The record has each kernel's name, launch and counters; the printed
 table puts both sides next to each other. Counters serialise kernels and replay them, so times here explain and are no figures.
 """
@@ -29,6 +30,8 @@ from gemmill.tuner.device import now
 from harness import devices
 from harness.results import SCHEMA_VERSION
 from harness.written import write_json
+from timed.sparse_mm.calls import KINDS, SparseMaker
+from timed.sparse_mm.contenders import SparseContender, cusparselt
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METRICS = {
@@ -48,6 +51,8 @@ METRICS = {
     "sm_hz": "sm__cycles_elapsed.avg.per_second",
 }
 """Counters by the name that the record gives them; percentages are of the peak over the kernel's whole time."""
+PEERS = {"e4m3": "cublas", "bf16": "cublas", "e4m3_2to4": "cusparselt", "bf16_2to4": "cusparselt"}
+"""The side next to gemmill, by the operands' dtype and the pattern of the weights."""
 MARK = "FillFunctor"
 """In the name of the kernel that stands between two calls."""
 WARM_UP = 3
@@ -70,8 +75,8 @@ def shape_of(text: str) -> Shape:
     """The Shape that `text` names, such as e4m3:200x1024x16384. Raises argparse.ArgumentTypeError."""
     dtype, _, sizes = text.partition(":")
     numbers = sizes.split("x")
-    if dtype not in ("e4m3", "bf16") or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: expected e4m3:MxNxK or bf16:MxNxK")
+    if dtype not in PEERS or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: expected {':MxNxK, '.join(PEERS)}:MxNxK")
     m, n, k = map(int, numbers)
     return Shape(dtype=dtype, m=m, n=n, k=k)
 
@@ -88,7 +93,9 @@ def drawn(seed: int, count: int) -> list[Shape]:
 
 
 def calls_of(shape: Shape) -> dict[str, Callable[[], object]]:
-    """A call of each side on operands of its own, uniform in [-1, 1]."""
+    """A call of each side on operands of its own, uniform in [-1, 1]; sparse ones are those of `run.py sparse_mm`."""
+    if PEERS[shape.dtype] == "cusparselt":
+        return sparse_calls_of(shape)
     a, b = (torch.rand(rows, shape.k, device="cuda").mul_(2).sub_(1) for rows in (shape.m, shape.n))
     if shape.dtype == "bf16":
         a, b = a.bfloat16(), b.bfloat16()
@@ -105,6 +112,14 @@ def calls_of(shape: Shape) -> dict[str, Callable[[], object]]:
         "cublas": lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         "gemmill": lambda: gemmill.cutlass_scaled_mm(a, b.t(), rows, columns, torch.bfloat16),
     }
+
+
+def sparse_calls_of(shape: Shape, device: str = "cuda") -> dict[str, Callable[[], object]]:
+    """The same of 2:4 sparse weights; cuSPARSELt searches its algorithm first."""
+    kind = KINDS["fp8" if shape.dtype.startswith("e4m3") else "bf16"]
+    operands = SparseMaker(torch.device(device), 1).make(kind.at(m=shape.m, n=shape.n, k=shape.k))
+    subject = SparseContender(name="gemmill", namespace="gemmill")
+    return {"cusparselt": cusparselt(operands, 0), "gemmill": subject.call(operands, 0)}
 
 
 def run_calls(shapes: Sequence[Shape]) -> None:
@@ -172,7 +187,7 @@ def profiled(shapes: Sequence[Shape], ncu: str) -> list[dict[str, Any]]:
         raise ValueError(f"{error} {ended.stderr[-600:]}") from None
     if len(found) != 2 * len(shapes):
         raise ValueError(f"ncu counted {len(found)} of {2 * len(shapes)} calls: {ended.stderr[-600:]}")
-    sides = [(shape, side) for shape in shapes for side in ("cublas", "gemmill")]
+    sides = [(shape, side) for shape in shapes for side in (PEERS[shape.dtype], "gemmill")]
     return [
         {"shape": str(shape), "side": side, "kernels": kernels}
         for (shape, side), kernels in zip(sides, found, strict=True)
@@ -182,9 +197,9 @@ def profiled(shapes: Sequence[Shape], ncu: str) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Both sides of each shape, a line a kernel."""
     columns = ("us", "ctas", "waves", "cluster", "sm_active", "tensor", "tensor_active", "l2", "dram")
-    head = f"{'shape':<24}{'side':<9}" + "".join(f"{name:>14}" for name in columns)
+    head = f"{'shape':<30}{'side':<11}" + "".join(f"{name:>14}" for name in columns)
     lines = [
-        f"{row['shape']:<24}{row['side']:<9}"
+        f"{row['shape']:<30}{row['side']:<11}"
         + "".join(f"{kernel.get(name, float('nan')):>14.1f}" for name in columns)
         + f"  {kernel['kernel'][:110]}"
         for row in rows

@@ -38,6 +38,7 @@ from harness.results import (
     peers_record,
     row_record,
     sample_record,
+    sides_record,
     summary_record,
     summary_text,
     table,
@@ -91,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "date": started,
         "commit": options.commit or devices.commit_of(RESULTS.parent),
         "build": field.build,
+        "seed": getattr(options, "draw", None),
         "environment": devices.environment(),
         "while_measuring": monitor.summary(),
         "settled_seconds": round(settled, 2),
@@ -222,14 +224,16 @@ def result_stem(family: str, record: dict) -> str:
 def report_comparison(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
     """Write and print a comparison."""
     names = [contender.name for contender in field.all]
-    rows = [row_record(found, field.peers, record["copy_gbps"]) for found in measurements]
-    summary, peers = summary_record(rows), peers_record(rows)
-    write_json(record | {"summary": summary, "peers": peers, "rows": rows}, path.with_name(f"{path.name}.json"))
+    rows = [row_record(found, field.peers, record["copy_gbps"], field.also) for found in measurements]
+    summary, peers, sides = summary_record(rows), peers_record(rows), sides_record(rows)
+    write_json(
+        record | {"summary": summary, "peers": peers, "sides": sides, "rows": rows}, path.with_name(f"{path.name}.json")
+    )
     if svg := drawn(record | {"rows": rows}):
         write_whole(path.with_name(f"{path.name}.svg"), svg)
     print(table(rows, names))
     print(f"copying: {record['copy_gbps']:.0f} GB/s")
-    print(summary_text(summary, peers, record["host"]))
+    print(summary_text(summary, peers, record["host"], sides))
     if facts := record["facts"]:
         print(facts)
     print(f"written: {path}.json" + (" and .svg" if svg else ""))

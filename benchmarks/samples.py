@@ -34,9 +34,10 @@ from harness import devices
 from harness.contenders import FieldError, LocalContender
 from harness.drawing import classes_of, designed, drawings
 from harness.field import Contest, make_field
+from harness.judging import choice_of
 from harness.sieve import QuickDry, QuickGraphs, QuickTimer, Sieve, Variants, sieved
 from harness.timers import of_this_gpu
-from judge import FAMILY, RESULTS, choice_of
+from judge import FAMILY, RESULTS
 from timed import benchmark_of
 
 DRY_ROTATED_BYTES = 4096

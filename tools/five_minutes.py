@@ -161,10 +161,15 @@ def _written(folder: Path) -> list[Path]:
 
 
 def _use(folder: Path, python: Path, environment: dict[str, str]) -> None:
-    """The verbs, and a tiny model from its conversion to its generated tokens."""
+    """The verbs, a layer's calls saved and exported, and a tiny model from its conversion to its generated tokens."""
     for verb, command in _verbs(folder, python).items():
         codes = (0, 1) if verb == "audit" else (0,)  # which exits with 1 where it finds something
         _step(verb, [python, "-m", "gemmill", verb, *command], environment, codes)
+    calls = folder / "calls"
+    _step("dump", [python, "-c", LAYER], environment | {"GEMMILL_DUMP": str(calls)})
+    for number, call in enumerate(sorted(calls.glob("*.safetensors"))):  # none on a CPU, where no kernel ran
+        replay = folder / f"replay-{number}"
+        _step("export --from", [python, "-m", "gemmill", "export", "--from", call, "--out", replay], environment)
     if find_spec("transformers") is not None:
         _generate(folder, python, environment)
 
@@ -187,10 +192,11 @@ def _verbs(folder: Path, python: Path) -> dict[str, list[object]]:
     return {
         "list": ["--filter", variant],
         "plan": ["--select", "smoke"],
+        "tune": ["--shapes", shapes, "--no-peers", "--table", folder / "table.json", *where],
+        "time": ["-m", "16,256", "-n", "256", "-k", "512", *where],
         "generate": ["--filter", variant, "--out", folder / "sources"],
         "audit": ["--shapes", shapes],
         "export": [variant, "-m", "4", "--hidden", "512", "--out", folder / "kernel"],
-        "tune": ["--shapes", shapes, "--no-peers", "--table", folder / "table.json", *where],
         "fuzz": ["--cpu", "--seconds", "2"],
     }
 

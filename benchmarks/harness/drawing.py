@@ -3,9 +3,11 @@
 import math
 import random
 import sys
+from argparse import ArgumentParser
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gemmill.locations import runtime_tables_dir
 from gemmill.registry import REGISTRY
@@ -45,6 +47,22 @@ def classes_of(family: str) -> tuple[str, ...]:
 def _kin(op: str) -> Hashable:
     family = REGISTRY.measured[op][0].name
     return family, drawings()[family].kin(op)
+
+
+def judged() -> list[str]:
+    """Families whose choice is compared at random calls."""
+    return [name for name in families() if name in drawings() or benchmark_of(name).judged]
+
+
+def drawn_calls(family: str, kinds: str, count: int, seed: int, told: Sequence[str] = ()) -> list[Any]:
+    """Random calls of a family without a `drawing`, as `run.py FAMILY --draw SEED` times them. Raises ValueError."""
+    benchmark, parser = benchmark_of(family), ArgumentParser(prog=f"--calls of {family}")
+    benchmark.add_options(parser)
+    options = parser.parse_args(["--op", kinds, "--draw", str(seed), "--draws", str(count), *told])
+    calls = benchmark.workloads(options)
+    return [
+        call for call in calls if call.kind in kinds.split(",")
+    ] or calls  # a part of a name stands for all that have it
 
 
 def held_weights(journals: Iterable[Path], tables: Iterable[Path] = ()) -> set[Weights]:

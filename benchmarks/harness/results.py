@@ -21,14 +21,17 @@ def sample_record(found: Sample) -> dict[str, object]:
     }
 
 
-def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: float) -> dict[str, object]:
-    """One workload's row: times, the factor by which gemmill is faster than each peer of the same arithmetic and the fastest, and
-    its share of the bandwidth of copying."""
+def row_record(
+    measurement: Measurement, peers: Sequence[Contender], copy_gbps: float, also: Sequence[Contender] = ()
+) -> dict[str, object]:
+    """One workload's row: times, the factor by which gemmill is faster than each peer of the same arithmetic and the fastest, the time
+    of gemmill's other sides `also` over its own, and its share of the bandwidth of copying."""
     workload, samples = measurement.workload, measurement.samples
     peers = [peer.name for peer in peers if peer.complete and peer.name in samples]
     subject = samples.get(SUBJECT)
     ratios = {name: paired_ratio(samples[name], subject) for name in peers} if subject is not None else {}
     best = min(ratios, key=ratios.__getitem__, default=None)
+    sides = [] if subject is None else [side.name for side in also if side.name in samples]
     record: dict[str, object] = {
         "op": workload.kind,
         **workload.sizes,
@@ -40,6 +43,7 @@ def row_record(measurement: Measurement, peers: Sequence[Contender], copy_gbps: 
         "best_peer": best,
         "ratio": None if best is None else round(ratios[best], 4),
         "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
+        "sides": {name: round(paired_ratio(samples[name], subject), 4) for name in sides},
         "tflops": None,
         "gbps": None,
         "fraction": None,
@@ -97,6 +101,21 @@ def peers_record(rows: Iterable[dict]) -> list[dict[str, object]]:
     ]
 
 
+def sides_record(rows: Iterable[dict]) -> list[dict[str, object]]:
+    """For each op and each other side of gemmill: the geometric mean of its time over gemmill's, and where it is the longest."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        for side in row["sides"]:
+            found.setdefault((row["op"], side), []).append(row)
+    summary = []
+    for (op, side), members in sorted(found.items()):
+        worst = max(members, key=lambda row, side=side: row["sides"][side])
+        mean = geometric_mean([row["sides"][side] for row in members])
+        at = {"worst": worst["sides"][side], "worst_shape": shape_of(worst)}
+        summary.append({"op": op, "side": side, "shapes": len(members), "geometric_mean": round(mean, 4)} | at)
+    return summary
+
+
 def table(rows: Sequence[dict], names: Sequence[str]) -> str:
     """Times of all contenders by shape, as plain text: microseconds, "-" for none, "!" for a spread above 5 %."""
     names = [name for name in names if any(name in row["contenders"] or name in row["failures"] for row in rows)]
@@ -124,7 +143,9 @@ def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def summary_text(summary: Sequence[dict], peers: Sequence[dict], host: dict[str, dict]) -> str:
+def summary_text(
+    summary: Sequence[dict], peers: Sequence[dict], host: dict[str, dict], sides: Sequence[dict] = ()
+) -> str:
     """The figures in a few lines."""
     lines = [
         f"{part['op']} {part['side']}: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes, "
@@ -135,6 +156,11 @@ def summary_text(summary: Sequence[dict], peers: Sequence[dict], host: dict[str,
     lines += [
         f"{part['op']} against {part['peer']} alone: geometric mean {part['geometric_mean']:.3f} over {part['shapes']} shapes"
         for part in peers
+    ]
+    lines += [
+        f"{part['op']}: {part['side']} / gemmill {part['geometric_mean']:.3f} in the geometric mean over {part['shapes']} shapes, worst "
+        f"{part['worst']:.3f} at {' x '.join(map(str, part['worst_shape']))}"
+        for part in sides
     ]
     for op, contenders in host.items():
         times = ", ".join(f"{name} {found['median_us']:.2f}" for name, found in contenders.items())

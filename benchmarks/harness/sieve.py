@@ -7,8 +7,9 @@ device is never idle between them and clocks follow from the mixture's power. Th
 import hashlib
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +20,7 @@ from gemmill.runtime.variant_table import VariantTable
 from gemmill.tuner.protocol import first_line
 from gemmill.tuner.timing import BYTES_PER_S, FP8_FLOPS, shuffled
 from gemmill.tuner.workloads import Workload
-from harness.contenders import SM_COUNT, LocalContender
+from harness.contenders import SM_COUNT
 
 ROUND_US = 200.0
 MOST_CALLS, FEWEST_CALLS = 12, 2
@@ -61,22 +62,45 @@ class Sieved:
         return dict(sorted(least.items(), key=lambda item: item[1]))
 
 
+class Candidate(Protocol):
+    """A variant, pinned."""
+
+    name: str
+    complete: bool
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether it takes a workload."""
+        ...
+
+    def call(self, operands: Any, i: int) -> Callable[[], object]:
+        """A call of one copy of operands with its arguments bound."""
+        ...
+
+    def pinned(self) -> AbstractContextManager:
+        """The context of its calls."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variants:
     """The loaded variants, pinned, and the model's inputs of each."""
 
-    pinned: tuple[LocalContender, ...]
+    pinned: tuple[Candidate, ...]
     rows: Mapping[tuple[int, str], Row]
     """By class of calls and name; empty where no build is loaded: then the model has nothing to say."""
+    guesses: Mapping[str, float] | None = None
+    """The modelled times of one call's variants, where these are known without `rows`."""
 
     @classmethod
-    def of(cls, pinned: Sequence[LocalContender], table: VariantTable | None) -> "Variants":
+    def of(cls, pinned: Sequence[Candidate], table: VariantTable | None) -> "Variants":
         """Of a loaded build's table."""
         rows = {} if table is None else dict(zip(_keys(table), table.rows, strict=True))
         return cls(pinned=tuple(pinned), rows=rows)
 
     def guesses_us(self, workload: Workload) -> dict[str, float]:
         """The modelled times of the variants that take a workload."""
+        if self.guesses is not None:
+            return dict(self.guesses)
         names = [variant.name for variant in self.pinned if variant.takes(workload)]
         if not self.rows:
             return dict.fromkeys(names, 1.0)
@@ -93,7 +117,7 @@ def _keys(table: VariantTable) -> list[tuple[int, str]]:
 class QuickTimer(Protocol):
     """Times many contenders together."""
 
-    def rounds(self, variants: Sequence[LocalContender], operands: Operands, count: int, rounds: int) -> Sieved:
+    def rounds(self, variants: Sequence[Candidate], operands: Operands, count: int, rounds: int) -> Sieved:
         """Microseconds of a call of each, `count` calls and more a round."""
         ...
 
@@ -133,7 +157,7 @@ class QuickGraphs:
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
-    def rounds(self, variants: Sequence[LocalContender], operands: Operands, count: int, rounds: int) -> Sieved:
+    def rounds(self, variants: Sequence[Candidate], operands: Operands, count: int, rounds: int) -> Sieved:
         graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
         failures: dict[str, str] = {}
         pool = torch.cuda.graph_pool_handle()
@@ -183,7 +207,7 @@ class QuickGraphs:
 class QuickDry:
     """Makes each call once and invents its time from the variant's name: for machines without a GPU."""
 
-    def rounds(self, variants: Sequence[LocalContender], operands: Operands, count: int, rounds: int) -> Sieved:
+    def rounds(self, variants: Sequence[Candidate], operands: Operands, count: int, rounds: int) -> Sieved:
         times: dict[str, tuple[float, ...]] = {}
         failures: dict[str, str] = {}
         for variant in variants:

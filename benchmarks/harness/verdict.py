@@ -37,9 +37,12 @@ MOST_STEP = 1.05
 
 
 def class_record(op: str, shapes: Sequence[Mapping[str, Any]], ladders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a class: of shapes whose choice is the model's, and of ladders of M."""
-    modelled = [row for row in shapes if row["trust"] == "model"]
-    sides = {label: side_record([row for row in modelled if takes(row["m"])]) for label, takes in SIDES}
+    """The figures of a class: of shapes that count, and of ladders of M."""
+    modelled = [row for row in shapes if _counted(row)]
+    sides = {
+        label: side_record([row for row in modelled if takes(row[row["sizes"][0]] if "sizes" in row else row["m"])])
+        for label, takes in SIDES
+    }
     steps = [step for ladder in ladders if (step := worst_step(ladder["rungs"])) is not None]
     return {
         "op": op,
@@ -105,7 +108,7 @@ def verdict_text(classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[
     """All of it for a reader: figures, goals, worst cases with their names."""
     lines: list[str] = []
     for found in classes:
-        of_class = [row for row in shapes if row["op"] == found["op"] and row["trust"] == "model"]
+        of_class = [row for row in shapes if row["op"] == found["op"] and _counted(row)]
         lines += [*_figures(found), *_worst_ratios(of_class), *_worst_regrets(of_class), *_steps(found["steps"])]
         lines += _only(found["only"], [row for row in shapes if row["op"] == found["op"] and row.get("only")])
     return "\n".join(lines)
@@ -185,8 +188,14 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _counted(row: Mapping[str, Any]) -> bool:
+    """Whether a shape is judged: of classes with tables where the choice is the model's, of others always."""
+    counted: bool = row.get("counted", row["trust"] == "model")
+    return counted
+
+
 def _shape(row: Mapping[str, Any]) -> str:
-    return f"{row['m']} x {row['n']} x {row['k']}"
+    return str(row["call"]).removeprefix(f"{row['op']} ") if "call" in row else f"{row['m']} x {row['n']} x {row['k']}"
 
 
 def _rounded(value: float | None) -> float | None:

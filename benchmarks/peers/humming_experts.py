@@ -108,7 +108,7 @@ class HummingExperts(CheckedCalls):
             layer = self.of.layer(**sizes, weight_config=config, torch_dtype=torch.bfloat16, **more)
         tensors = {"weight": codes, "weight_scale": scales}
         if format.has_global_scale:
-            ones = torch.ones((p.experts, 1), device=device)
+            ones = torch.ones(p.experts, device=device)  # one an expert: its state takes no second size
             tensors |= {"weight_scale": scales.view(torch.float8_e4m3fn), "weight_scale_2": ones}
         layer.load_from_tensors(tensors)
         layer.transform()

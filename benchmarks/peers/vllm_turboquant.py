@@ -1,12 +1,9 @@
 """vLLM's TurboQuant kernels in Triton, by the files of vLLM's sources: the rest of vLLM need not be there."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,10 +14,10 @@ from gemmill.families.kv_cache.reference.rotations import hadamard_transform
 from gemmill.families.kv_cache.vllm_codebooks import vllm_codebook
 from gemmill.tuner.protocol import first_line
 from harness.contenders import Contender, FieldError
+from peers import vllm_triton
 from timed.kv_cache.contenders import KvCachePeer
 from timed.workload import Workload
 
-_OPS = "vllm.v1.attention.ops"
 SPLITS = 32
 """vLLM's own number, by its attention_config."""
 STORED = "turboquant_4bit_nc"
@@ -58,28 +55,7 @@ class VllmPeer(KvCachePeer):
 
 
 def _kernels(folder: Path) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Imported below packages that stand for vLLM's own."""
-    import triton
-    from triton import language
-
-    for name in ("vllm", "vllm.v1", "vllm.v1.attention", _OPS):
-        package = ModuleType(name)
-        package.__path__ = [str(folder.joinpath(*name.split(".")))]
-        sys.modules.setdefault(name, package)
-    platform = SimpleNamespace(
-        is_rocm=lambda: False,
-        is_cuda_alike=lambda: True,
-        is_cuda=lambda: True,
-        get_device_capability=lambda device=0: torch.cuda.get_device_capability(device),
-    )
-    for name, held in (
-        ("vllm.platforms", {"current_platform": platform}),
-        ("vllm.triton_utils", {"triton": triton, "tl": language}),
-    ):
-        module = ModuleType(name)
-        vars(module).update(held)
-        sys.modules.setdefault(name, module)
-    decode, store = (import_module(f"{_OPS}.triton_turboquant_{what}") for what in ("decode", "store"))
+    decode, store = vllm_triton.imported(folder, "triton_turboquant_decode", "triton_turboquant_store")
     return decode.triton_turboquant_decode_attention, store.triton_turboquant_store
 
 

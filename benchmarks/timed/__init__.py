@@ -81,6 +81,8 @@ class Benchmark:
     """Further facts about a build."""
     drawing: Drawing | None = None
     """How the choice is compared at random shapes."""
+    judged: tuple[str, ...] = ()
+    """Kinds of calls at which the choice is compared by default where there is no `drawing`: `--draw SEED` draws them."""
 
 
 def families() -> list[str]:

@@ -27,6 +27,11 @@ class Kind(ABC):
         """Multiplications and additions; 0 where memory alone counts."""
         return 0.0
 
+    @property
+    def operand_bits(self) -> int:
+        """Bits of the wider operand of a product, by which times are guessed."""
+        return 8
+
     @abstractmethod
     def bytes(self, p: "Workload[Self]") -> int:
         """The bytes that must be read and written, each once."""
@@ -71,6 +76,11 @@ class Workload(Generic[K]):
     def flops(self) -> float:
         """Multiplications and additions."""
         return self.of.flops(self)
+
+    @property
+    def operand_bits(self) -> int:
+        """Bits of the wider operand of a product."""
+        return self.of.operand_bits
 
     @property
     def bytes(self) -> int:

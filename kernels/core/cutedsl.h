@@ -28,13 +28,3 @@ inline int32_t gemmill_cutedsl_ready(gemmill_cutedsl_module* module, int32_t dev
   bool const known = device < 64 && __atomic_load_n(&module->devices, __ATOMIC_ACQUIRE) >> device & 1;
   return known ? 0 : gemmill_cutedsl_load(module, device);
 }
-
-// The addresses of arguments as the DSL reads them: a number of another type than T does not compile.
-template <class T>
-void* gemmill_cutedsl_number(T const* argument) {
-  return const_cast<T*>(argument);
-}
-template <class Pointee>
-void* gemmill_cutedsl_pointer(Pointee* const* argument) {
-  return const_cast<void*>(static_cast<void const*>(argument));
-}

@@ -136,6 +136,7 @@ struct gemmill_kv_latent_attention_args {
   int64_t rotated_out;          // out stays rotated, whatever q does
   int64_t half_waves, slices;   // as of gemmill_kv_attention_args
   float scale;
+  float const* key_scales;      // [1], of rotary parts in e4m3; null for one
 };
 
 }  // extern "C"

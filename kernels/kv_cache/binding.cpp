@@ -87,7 +87,7 @@ void launch_latent(OpCall const& x, Chosen const& chosen) {
       data<int32_t>(x, kSeqLens), x.value(kBatch), x.value(kRows), x.value(kHeads), x.value(kPages), x.value(kPage),
       x.value(kOutStride), x.value(kPageStride), x.value(kQBatch), x.value(kQRow), x.value(kQHead), x.value(kTablePages),
       x.value(kTableStride), x.value(kCausal), x.value(kSeed), x.value(kRotatedOut), facts_of(chosen.row).half_waves,
-      facts_of(chosen.row).slices, static_cast<float>(x.real(kScale))};
+      facts_of(chosen.row).slices, static_cast<float>(x.real(kScale)), data<float>(x, kKeyScales)};
   chosen.launch(&args);
 }
 

@@ -9,6 +9,8 @@
 //
 // Elements lie in another order within a vector than in memory: queries take the same, and sums give it back. So do tokens within a warp's
 // 16: row g of S^T and row g + 8 are neighbours in shared memory, and lanes that store at a time meet all banks.
+//
+// Rotary parts in e4m3, 64 bytes a token, become f16 before their product, and so do their queries; one scale is a factor of the product.
 #pragma once
 
 #include "kv_cache/decode_tiles.cuh"
@@ -18,12 +20,23 @@
 
 namespace gemmill::kv_cache {
 
-template <int kElements, int kTileRows>
+// Eight rotary elements as operands of a product: those of 16 bits, and e4m3 as f16.
+__device__ __forceinline__ uint4 rotary_operands(uint4 words) { return words; }
+__device__ __forceinline__ uint4 rotary_operands(uint2 codes) {
+  return make_uint4(two_of_e4m3(codes.x & 0xFFFF), two_of_e4m3(codes.x >> 16), two_of_e4m3(codes.y & 0xFFFF), two_of_e4m3(codes.y >> 16));
+}
+
+template <int kElements, int kTileRows, bool kRotaryIsE4m3>
 struct LatentTileShape {
+  static constexpr bool kHasE4m3 = kRotaryIsE4m3;
+  using RotaryWords = std::conditional_t<kHasE4m3, uint2, uint4>;  // eight elements
+  template <class Element>
+  using RotaryElement = std::conditional_t<kHasE4m3, __half, Element>;  // of their product
   static constexpr int kHeadDim = kElements, kRows = kTileRows, kOwnRows = kRows / 4;  // of a lane's scores and sums
   static constexpr int kGroups = kRows == 16 ? 3 : 2, kThreads = 128 * kGroups, kWarps = kThreads / 32;
-  static constexpr int kCodeBytes = kHeadDim / 2, kRotaryAt = kCodeBytes + 16, kTokenBytes = kRotaryAt + 2 * kRotaryDim;
-  static constexpr int kCodePieces = kCodeBytes / 64, kRotaryPieces = 2 * kRotaryDim / 64;  // of 16 bytes, of a lane
+  static constexpr int kCodeBytes = kHeadDim / 2, kRotaryAt = kCodeBytes + 16;
+  static constexpr int kRotaryLine = 4 * sizeof(RotaryWords), kTokenBytes = kRotaryAt + kRotaryDim / 8 * sizeof(RotaryWords);
+  static constexpr int kCodePieces = kCodeBytes / 64, kRotaryPieces = kRotaryDim / 32;  // of a lane: 16 bytes; eight elements
   static constexpr int kChunks = kHeadDim / 64, kChunkBytes = kLatentTokens * 128, kTileBytes = kChunks * kChunkBytes;
   static constexpr int kQueryChunk = kRows * 128, kQueries = kGroups * kTileBytes;
   static constexpr int kWeights = kQueries + (kHeadDim + kRotaryDim) / 64 * kQueryChunk;
@@ -47,23 +60,28 @@ struct LatentTileShape {
   }
 };
 
-// The tile's queries, a warp a row: the latent part in the rotated basis as f16, the rotary part as it is.
+// The tile's queries, a warp a row: the latent part in the rotated basis as f16, the rotary part as its product takes it.
 template <class Element, class Shape>
 __device__ __forceinline__ void lay_latent_queries(LatentParams<Shape::kHeadDim> const& params, LatentPlace const& at, uint8_t* queries) {
   constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
+  using RotaryElement = typename Shape::template RotaryElement<Element>;
   auto const& args = params.args;
   int const lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < Shape::kRows; row += Shape::kWarps) {
     int64_t const flat = at.first_row + row;
     float y[kOwn] = {};
-    uint16_t rotary[2] = {};
+    RotaryElement rotary[2] = {};
     if (flat < args.rows * args.heads) {
       Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
                                   flat / args.heads * args.q_row_stride + flat % args.heads * args.q_head_stride;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[32 * i + lane]);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) rotary[i] = reinterpret_cast<uint16_t const*>(from + kHeadDim)[32 * i + lane];
+      for (int i = 0; i < 2; ++i) {
+        Element const x = from[kHeadDim + 32 * i + lane];
+        if constexpr (Shape::kHasE4m3) rotary[i] = to_element<__half>(to_float(x));
+        else rotary[i] = x;
+      }
     }
     if (args.seed >= 0) {
 #pragma unroll
@@ -76,7 +94,7 @@ __device__ __forceinline__ void lay_latent_queries(LatentParams<Shape::kHeadDim>
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<uint16_t*>(queries + Shape::query_byte(row, Shape::place_of(kHeadDim + 32 * i + lane))) = rotary[i];
+      *reinterpret_cast<RotaryElement*>(queries + Shape::query_byte(row, Shape::place_of(kHeadDim + 32 * i + lane))) = rotary[i];
     }
   }
 }
@@ -90,7 +108,8 @@ struct LatentQuarters {
   int known;                                          // the page of the stage after the next
   uint8_t const* from;                                // of the next stage's first token
   bool exists[2];
-  uint4 codes[Shape::kCodePieces][2], rotary[Shape::kRotaryPieces][2];
+  uint4 codes[Shape::kCodePieces][2];
+  typename Shape::RotaryWords rotary[Shape::kRotaryPieces][2];
   __half norms[2];
 
   __device__ __forceinline__ LatentQuarters(gemmill_kv_latent_attention_args const& args, LatentPlace const& at)
@@ -117,17 +136,20 @@ struct LatentQuarters {
     int64_t const page = min(max(known, 0), last_page);
     ask_for_bytes(args.cache + page * args.page_stride + (index & ((1 << page_shift) - 1)) * Shape::kTokenBytes, 16 * Shape::kTokenBytes);
   }
-  __device__ __forceinline__ uint4 piece(int i, int byte) const {
-    uint4 const* const at = reinterpret_cast<uint4 const*>(from + 8 * i * Shape::kTokenBytes + byte) + threadIdx.x % 4;
-    return exists[i] ? *at : make_uint4(0, 0, 0, 0);
+  template <class Words>
+  __device__ __forceinline__ Words piece(int i, int byte) const {
+    Words const* const at = reinterpret_cast<Words const*>(from + 8 * i * Shape::kTokenBytes + byte) + threadIdx.x % 4;
+    return exists[i] ? *at : Words{};
   }
   __device__ __forceinline__ void fetch_codes(int which) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) codes[which][i] = piece(i, 64 * which);
+    for (int i = 0; i < 2; ++i) codes[which][i] = piece<uint4>(i, 64 * which);
   }
   __device__ __forceinline__ void fetch_rotary(int which) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rotary[which][i] = piece(i, Shape::kRotaryAt + 64 * which);
+    for (int i = 0; i < 2; ++i) {
+      rotary[which][i] = piece<typename Shape::RotaryWords>(i, Shape::kRotaryAt + Shape::kRotaryLine * which);
+    }
   }
   // From a stage to the warpgroup's next.
   __device__ __forceinline__ void move_on(int stage) {
@@ -219,13 +241,17 @@ __device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarter
     else quarters.fetch_codes(i);
     if (i + 1 == Shape::kRotaryPieces) quarters.move_on(stage);
   }
+  uint4 operands[Shape::kRotaryPieces][2];
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kRotaryPieces; ++i) operands[i / 2][i % 2] = rotary_operands(quarters.rotary[i / 2][i % 2]);
   begin_products();
 #pragma unroll
   for (int step = 0; step < 2 * Shape::kRotaryPieces; ++step) {
-    uint4 const(&pieces)[2] = quarters.rotary[step / 2];
+    uint4 const(&pieces)[2] = operands[step / 2];
     uint32_t const a[4] = {word_of(pieces[0], step % 2 * 2), word_of(pieces[1], step % 2 * 2), word_of(pieces[0], step % 2 * 2 + 1),
                            word_of(pieces[1], step % 2 * 2 + 1)};
-    ColumnProducts<Element>::begin(rotary, a, queries + (Shape::kChunks * Shape::kQueryChunk + step * 32) / 16, step > 0);
+    using RotaryElement = typename Shape::template RotaryElement<Element>;
+    ColumnProducts<RotaryElement>::begin(rotary, a, queries + (Shape::kChunks * Shape::kQueryChunk + step * 32) / 16, step > 0);
   }
   end_group_of_products();
   wait_for_products<0>();
@@ -237,8 +263,8 @@ __device__ __forceinline__ void score_latent_tile(LatentQuarters<Shape>& quarter
 // Scores to weights times norms, f16 [rows][64 tokens] in shared memory. Maxima move with headroom, and sums shrink where one does.
 template <class Shape>
 __device__ __forceinline__ void weigh_latent_tile(LatentRunning<Shape>& running, float const (&latent)[Shape::kRows / 2],
-                                                  float const (&rotary)[Shape::kRows / 2], float const (&norms)[2], float scale, int token,
-                                                  float* maxima, uint8_t* weights, int barrier) {
+                                                  float const (&rotary)[Shape::kRows / 2], float const (&norms)[2], float rotary_scale, float scale,
+                                                  int token, float* maxima, uint8_t* weights, int barrier) {
   constexpr int kOwnRows = Shape::kOwnRows;
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, g = lane / 4, t = lane % 4;
   float s[2][kOwnRows], largest[kOwnRows];
@@ -247,7 +273,8 @@ __device__ __forceinline__ void weigh_latent_tile(LatentRunning<Shape>& running,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const at = i / 2 * 4 + 2 * half + i % 2;
-      float const score = scale * (norms[half] * latent[at] + rotary[at]);
+      float const of_rotary = Shape::kHasE4m3 ? rotary_scale * rotary[at] : rotary[at];
+      float const score = scale * (norms[half] * latent[at] + of_rotary);
       s[half][i] = token + 8 * half < running.end[i] ? score : -INFINITY;
     }
     largest[i] = fmaxf(s[0][i], s[1][i]);
@@ -377,6 +404,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
   int const group = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be a warp's
   wait_for_predecessor();
   LatentPlace const at(params, Shape::kRows);
+  float const rotary_scale = Shape::kHasE4m3 && params.args.key_scales != nullptr ? *params.args.key_scales : 1.0f;
   LatentTable const table(params.centroids.bits[0] + TileCodes<4>::kFirst);
   LatentQuarters<Shape> quarters(params.args, at);
   quarters.look_up(at.first_stage + group);
@@ -399,7 +427,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_latent_tiles(__grid
     float const norms[2] = {to_float(quarters.norms[0]), to_float(quarters.norms[1])};
     float latent[Shape::kRows / 2] = {}, rotary[Shape::kRows / 2] = {};
     score_latent_tile<Element, Shape>(quarters, stage, table, tile, queries, latent, rotary);
-    weigh_latent_tile<Shape>(running, latent, rotary, norms, params.scale, stage * kLatentTokens + quarters.own, maxima, weights, 1 + group);
+    weigh_latent_tile<Shape>(running, latent, rotary, norms, rotary_scale, params.scale, stage * kLatentTokens + quarters.own, maxima, weights,
+                             1 + group);
     publish_stores();
     sync_threads(1 + group, 128);  // the tile is whole
     add_latent_tile<Shape>(running, of_tile, of_weights);
@@ -422,9 +451,9 @@ int64_t latent_tiles_workspace(gemmill_kv_latent_attention_args const& args, gem
   return Partial<kHeadDim>::bytes(plan.all_tiles * plan.slices * kTileRows);
 }
 
-template <class Variant, class Element, int kHeadDim, int kTileRows>
+template <class Variant, class Element, int kHeadDim, int kTileRows, bool kRotaryIsE4m3>
 int32_t latent_tiles(gemmill_kv_latent_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
-  using Shape = LatentTileShape<kHeadDim, kTileRows>;
+  using Shape = LatentTileShape<kHeadDim, kTileRows, kRotaryIsE4m3>;
   LatentPlan const plan(args, how, kTileRows);
   if (plan.all_tiles == 0) return 0;
   return attend_and_combine<Variant, Element, Shape, attend_latent_tiles<Variant, Element, Shape>>(args, how, centroids, plan);

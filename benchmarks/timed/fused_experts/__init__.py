@@ -20,4 +20,5 @@ BENCHMARK = Benchmark(
         ExpertsWay(name="grouped GEMMs", namespace="gemmill", apart=True),
     ],
     variants=variants_of,
+    judged=("fp8_groups", "nvfp4", "mxfp4_e4m3"),
 )

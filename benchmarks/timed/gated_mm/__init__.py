@@ -26,4 +26,5 @@ BENCHMARK = Benchmark(
     data="normal random numbers; weights differ from call to call",
     subject=lambda namespace, name: GatedContender(name=name, namespace=namespace),
     also=_also,
+    judged=("groups", "bf16", "groups_of_blocks", "bf16_int8"),
 )

@@ -22,4 +22,5 @@ BENCHMARK = Benchmark(
     data="normal random numbers; routings differ from call to call",
     subject=lambda namespace, name: MoeContender(name=name, namespace=namespace),
     variants=_variants,
+    judged=("fp8", "fp8_groups", "bf16", "nvfp4", "mxfp4_fp8"),
 )

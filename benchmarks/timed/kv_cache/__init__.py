@@ -14,4 +14,5 @@ BENCHMARK = Benchmark(
     data="normal random bf16 vectors; of caches that are attended over, random codes and one norm, of packed ones a page's vectors "
     "over and over",
     subject=lambda namespace, name: KvCacheContender(name=name, namespace=namespace),
+    judged=("decode 4 bits", "decode 3 bits", "attend turboquant_4bit_nc"),
 )

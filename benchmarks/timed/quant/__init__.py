@@ -3,6 +3,7 @@
 from timed import Benchmark
 from timed.quant.calls import (
     HOST_SHAPE,
+    JUDGED,
     KINDS,
     TINY_HIDDEN,
     TINY_M,
@@ -22,4 +23,5 @@ BENCHMARK = Benchmark(
     maker=QuantOperandMaker,
     data="normal random bf16; outputs row-major, scales too but for packed ones",
     subject=lambda namespace, name: QuantContender(name=name, namespace=namespace),
+    judged=JUDGED,
 )

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from gemmill.families.quant.cases.calls import QuantCase
 from gemmill.families.quant.config import Activation, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.runtime.schemas import BY_NAME
-from timed.workload import Kind, Workload
+from timed.workload import Kind, Workload, any_size
 
 FEWEST_COPIES, MOST_COPIES = 2, 64
 LARGEST = 16.0
@@ -24,6 +25,14 @@ TABLE = ((1, 28672), (16, 14336), (1024, 4096), (4096, 14336))
 """(M, hidden) by which progress is measured."""
 HOST_SHAPE, WARM_UP_SHAPE = (16, 1024), (4096, 4096)
 TINY_M, TINY_HIDDEN = 17, 256
+JUDGED = (
+    "dynamic_per_token_scaled_fp8_quant",
+    "per_token_group_fp8_quant",
+    "silu_and_mul_per_block_quant",
+    "dynamic_scaled_int8_quant",
+)
+DRAWN, DRAWN_STEP = ((1, 16384), (1024, 32768)), 256
+"""Least and most of M and of hidden; the latter are multiples of the step."""
 
 
 def _cases() -> Iterator[tuple[str, QuantCase]]:
@@ -120,8 +129,18 @@ class QuantOperandMaker:
 
 def workloads_of(options: Namespace) -> list[Workload]:
     """Every case on every shape, the shapes of a case in ascending order of size. Raises ValueError."""
+    if options.draw is not None:
+        random, kinds = Random(options.draw), kinds_named(options.op)
+        shapes = [_drawn(random) for _ in range(options.draws)]
+        return [KINDS[kind].at(m=m, hidden=hidden) for m, hidden in shapes for kind in kinds]
     shapes = sorted(set(parse_shapes(options.shapes)), key=lambda shape: (shape[0] * shape[1], shape))
     return [KINDS[kind].at(m=m, hidden=hidden) for kind in kinds_named(options.op) for m, hidden in shapes]
+
+
+def _drawn(random: Random) -> tuple[int, int]:
+    """M and hidden, each as likely in one octave as in another."""
+    m, hidden = (any_size(random, *sizes) for sizes in DRAWN)
+    return round(m), DRAWN_STEP * round(hidden / DRAWN_STEP)
 
 
 def parse_shapes(text: str) -> Iterator[tuple[int, int]]:
@@ -153,3 +172,5 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shapes", default="table,grid", help='"table", "grid" or MxHIDDEN, with commas; both by default'
     )
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw shapes in place of these")
+    parser.add_argument("--draws", type=int, default=12, help="how many are drawn")

@@ -28,4 +28,5 @@ BENCHMARK = Benchmark(
     data="normal random numbers (int8: of the whole range), of which any two of four are zeroed; scales are 1",
     subject=lambda namespace, name: SparseContender(name=name, namespace=namespace),
     variants=_variants,
+    judged=tuple(KINDS),
 )

@@ -114,7 +114,7 @@ def workloads_of(options: Namespace) -> list[Workload]:
         raise ValueError(f"op {unknown[0]!r} is none of {', '.join(KINDS)}")
     if options.draw is not None:
         sizes = list(_drawn(Random(options.draw), options.draws))
-        return [KINDS[kind].at(m=m, n=n, k=k) for kind in kinds for m, n, k in sizes]
+        return [KINDS[kind].at(m=m, n=n, k=k) for m, n, k in sizes for kind in kinds]
     return list(_workloads(kinds, [int(m) for m in options.rows.split(",") if m]))
 
 

@@ -23,7 +23,7 @@ from gemmill.build.errors import first_error
 from gemmill.build.failures import CompileError, Failure, failure_of_compiler
 from gemmill.build.inspect import KernelFacts, listings, merged, read_cubin
 from gemmill.build.requests import CompileOutcome, Request, answer
-from gemmill.emit.adapter import MachineCode, emit_adapter, emit_host_code, read_header
+from gemmill.emit.adapter import MachineCode, emit_adapter, emit_host_code, entry_of
 
 _ATTEMPTS = 2
 _TOGETHER = 8
@@ -210,9 +210,8 @@ def _adapted(exported: Path, symbol: str, name: str, *, own: bool) -> tuple[str,
     object that cannot be used.
     """
     if not own:
-        return emit_adapter(symbol, name, read_header(exported.with_suffix(".h").read_text(encoding="utf-8"))), [
-            exported.name
-        ]
+        header = exported.with_suffix(".h").read_text(encoding="utf-8")
+        return emit_adapter(symbol, name, entry_of(header)), [exported.name]
     found = list(sections_of_code(exported.read_bytes()))
     kernels = [kernel for _, _, cubin in found for kernel, _ in code_of(cubin)]
     if len(found) != 1 or len(kernels) != 1:

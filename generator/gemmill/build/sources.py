@@ -12,7 +12,7 @@ from gemmill.build.files import digest
 from gemmill.build.own_code import OwnCode
 from gemmill.build.toolchain import ToolchainPaths
 from gemmill.emit import emit
-from gemmill.emit.adapter import ANY_CODE, ANY_EXPORTED, emit_adapter, emit_host_code, has_host_code
+from gemmill.emit.adapter import ANY_CODE, ANY_ENTRY, emit_adapter, emit_host_code, has_host_code
 from gemmill.family import Config
 from gemmill.manifest import EMULATION
 from gemmill.registry import REGISTRY
@@ -210,7 +210,7 @@ class Keys:
     def of_dsl(self, name: str, symbol: str, body: str) -> str:
         """The key of a kernel of the CuTe DSL: its inputs, the DSL, and the C++ that calls it. Raises OSError."""
         own = self.own_host_code and has_host_code(name)
-        text = emit_host_code(symbol, name, ANY_CODE) if own else emit_adapter(symbol, name, ANY_EXPORTED)
+        text = emit_host_code(symbol, name, ANY_CODE) if own else emit_adapter(symbol, name, ANY_ENTRY)
         adapter = self.code.digest(text)
         kind = SourceKind.DSL
         return digest(kind.value, symbol, body, self.dsl, adapter, self.flags.for_kind(kind), self.host)

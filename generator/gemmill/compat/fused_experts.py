@@ -12,6 +12,7 @@ from torch import Tensor
 import gemmill
 from gemmill.compat.linear import BLOCK, FINE_BLOCK
 from gemmill.runtime import ops
+from gemmill.runtime.holding import holds_here
 
 MOST_TOKENS: Mapping[int, int] = {BLOCK: 256, FINE_BLOCK: 256, 0: 1}
 """The most tokens of a call that gemmill's kernels take, by the blocks of scales.
@@ -45,7 +46,7 @@ class Experts:
     @property
     def rows(self) -> tuple[int, ...]:
         """The tokens for which the log names variants when gemmill takes the layer."""
-        return tuple(sorted({1, MOST_TOKENS[self.blocks]}))
+        return tuple(sorted({1, MOST_TOKENS[self.blocks], *([AT_ONCE] if holds_here() else [])}))
 
     def __str__(self) -> str:
         scales = f"blocks of {self.blocks}" if self.blocks else "rows"
@@ -69,7 +70,9 @@ class Experts:
         return "fused_experts", out, x, *weights, *scales, ids, by, *plain, None, None, None, None
 
     def takes(self, m: int) -> bool:
-        """Whether calls of m tokens are gemmill's. Raises nothing."""
+        """Whether calls of m tokens are gemmill's: all that hold one order. Raises nothing."""
+        if holds_here():
+            return True
         many = MANY_TOKENS.get(self.blocks)
         return m <= MOST_TOKENS[self.blocks] or (many is not None and m >= many and goes_apart(self, _build_id()))
 

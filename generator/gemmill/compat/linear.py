@@ -123,7 +123,7 @@ def _in_a_line(error: Exception) -> str:
 def _answer_of_build(layer: Layer, build_id: str, _holds: bool) -> tuple[str | None, str]:
     """The reason why a build does not serve a layer, None if it does, and the variants that serve it; of calls that hold one order,
     or choose freely."""
-    chosen = []
+    chosen, order = [], ""
     for m in layer.rows:
         try:
             choice = ops.explain(*layer.call(m))
@@ -134,7 +134,9 @@ def _answer_of_build(layer: Layer, build_id: str, _holds: bool) -> tuple[str | N
         if choice.entry is None:
             return f"build {build_id} has no variant for {m} rows of a {layer}: `gemmill build` compiles more", ""
         chosen.append(f"{choice.entry.name} ({choice.trust.name.lower()}) for {m} rows")
-    return None, f"build {build_id} has {', '.join(chosen)}"
+        if choice.held is not None:
+            order = f"; all in the order {choice.held.order}, for batch invariance"
+    return None, f"build {build_id} has {', '.join(chosen)}{order}"
 
 
 def serves(layer: Layer, by: str, of: object, call: Callable[..., Any], *tensors: torch.Tensor | None) -> bool:

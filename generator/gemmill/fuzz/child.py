@@ -15,11 +15,13 @@ from torch import Tensor
 import gemmill
 from gemmill.fuzz.breakages import Arguments, BrokenCall, break_call, draw_call
 from gemmill.fuzz.findings import FaultKind, FuzzSpec
+from gemmill.numerics.batches import Campaign, Limits
 from gemmill.numerics.call import CPU_LIMITS, GPU_LIMITS, LegalCall
 from gemmill.numerics.cases import cases_of_op
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.memory import Memory
 from gemmill.numerics.values import Pools
+from gemmill.registry import REGISTRY
 from gemmill.runtime.invariance import ASKED
 from gemmill.runtime.schemas import BY_NAME, NAMESPACE
 from gemmill.tuner.bench import DEAD_CONTEXT, run
@@ -28,6 +30,10 @@ from gemmill.tuner.protocol import first_line
 Found = dict[str, Any]
 HELD_SHARE = 8
 """Of so many calls one holds the order of batch invariance."""
+PAIRED_SHARE = 1024
+"""On a GPU, of so many calls one is hundreds: rows alone and in batches, beside NaN and infinity, whose bits are compared."""
+PAIRS = Limits(pairs=1, seconds=5.0, most_rows=4096, most_columns=2048, batches=16)
+"""One subject, or several where the first has no row of its own."""
 
 
 class _Found(Exception):  # noqa: N818  (it is what happened)
@@ -76,12 +82,19 @@ class Child:
 
     def only(self, index: int) -> dict[str, Any]:
         """Make one call alone. Returns the findings, and the call in words."""
-        call, breakage = self._draw(index)
         self._tally = Counter()
         found: list[Found] = []
         with self._noting(index, found):
             self._make(index, None)
         self._see_whether_alive()
+        if self._is_paired(index):
+            return {
+                "tally": self._tally,
+                "found": found,
+                "call": f"rows alone and in batches, of {self._family_of(index)}",
+                "broken": False,
+            }
+        call, breakage = self._draw(index)
         return {"tally": self._tally, "found": found, "call": str(call), "broken": breakage is not None}
 
     def _draw(self, index: int) -> tuple[LegalCall, Draw | None]:
@@ -89,6 +102,9 @@ class Child:
 
     def _make(self, index: int, counts: Tensor | None) -> None:
         """Make a call. Counts its faults or, without `counts`, raises the first."""
+        if self._is_paired(index):
+            self._compare_batches(index)
+            return
         call, breakage = self._draw(index)
         memory = Memory(call.slots, self._device)
         self._pools.fill(memory, call.offsets)
@@ -111,6 +127,26 @@ class Child:
             counts[0].copy_(judge.wrong())
         elif report := judge.report():
             raise _Found(FaultKind.WRONG, report)
+
+    def _is_paired(self, index: int) -> bool:
+        return self._spec.gpu and index % PAIRED_SHARE == PAIRED_SHARE - 1
+
+    def _family_of(self, index: int) -> str:
+        return REGISTRY.ops[self._spec.op_of(index)][0].name
+
+    def _compare_batches(self, index: int) -> None:
+        """Compare rows of a random call of the op's family alone with the same rows in batches, under batch invariance."""
+        self._tally["legal"] += 1
+        seed = self._spec.seed * PAIRED_SHARE + index
+        try:
+            pairs = Campaign(PAIRS, seed=seed, families=(self._family_of(index),), tell=lambda _: None).run()
+        except ValueError:  # no variant of the family has an order
+            raise _LeftOut from None
+        self._see_whether_alive()
+        if pairs.different:
+            raise _Found(FaultKind.BATCH, pairs.examples[0])
+        if not pairs.total:
+            raise _LeftOut
 
     def _arguments(self, call: LegalCall, memory: Memory) -> Arguments:
         return {

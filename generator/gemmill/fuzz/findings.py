@@ -33,6 +33,8 @@ class FaultKind(StrEnum):
     """making the call or its reference raised an error"""
     NOT_REPEATABLE = "not repeatable"
     """wrong among others, right when called alone"""
+    BATCH = "batch"
+    """a row has other bits in a batch than alone, under batch invariance"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,14 @@ class Vectors(Packed):
         ](self, at)
 
 
+def vectors_of_call(x, m: Int32, **given: cute.Pointer) -> Vectors:
+    """The vectors of a call with `m` rows of A. A bias and zero points that are not given are null."""
+    null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
+    more = {"bias": null, "azp_adj": null, "azp": null, **given}
+    flags = {"a_scale_per_row": x.a_scale_per_row, "b_scale_per_column": x.b_scale_per_column}
+    return Vectors(a_scales=x.a_scales, b_scales=x.b_scales, m=m, n=x.n, k=x.k, **more, **flags)
+
+
 def a_scale_of(v: Vectors, m: Int32):
     """The scale of a row of A."""
     return element(v.a_scales, m * v.a_scale_per_row)

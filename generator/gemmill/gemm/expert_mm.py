@@ -11,35 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from gemmill.gemm import epilogue, gather
 from gemmill.gemm import expert_producer as producer
-from gemmill.gemm import gather
 from gemmill.gemm.experts import BAND, Experts, ExpertTiles, Vectors, Walk
 from gemmill.gemm.kernel import Kernel, Shared
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.pipeline import Pipeline
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Operands and sizes of one call. Strides are in elements."""
-
-    a: cute.Pointer
-    """[tokens, k]"""
-    b: cute.Pointer
-    """[weights, n, k]"""
-    d: cute.Pointer
-    lda: Int64
-    ldb: Int64
-    ldd: Int64
-    b_stride_expert: Int64
-    m: Int32
-    """Rows of D."""
-    n: Int32
-    """Columns of the product."""
-    k: Int32
-    tokens: Int32
-    """Rows of A."""
-    weights: Int32
 
 
 @cute.jit
@@ -59,32 +36,44 @@ class Target(Packed):
     ldd: Int64
 
 
+@dataclass
+class Kept(Packed):
+    """Where D lies, and which of its rows a tile may write: those of one expert."""
+
+    d: cute.Pointer
+    ldd: Int64
+    n: Int32
+    """Columns of D."""
+    begin: Int32
+    end: Int32
+
+
 class ExpertMm(Kernel):
     """One kernel, and the function that enqueues it. A family adds D's tensor and the work of the consumers."""
 
     of_column = None
     """Which scale in groups a column has, where columns are in an order of their own."""
 
-    def stored(self, x: Operands) -> tuple:
+    def vectors_of(self, x) -> Vectors:
+        """What the epilogue reads of a call."""
+        return Vectors(epilogue.vectors_of_call(x, x.tokens), x.b_scale_stride_expert)
+
+    def ending_of(self, x):
+        """What a family's consumers read of a call besides."""
+
+    def stored(self, x) -> tuple:
         """D as a tensor, the layout of its boxes in shared memory, and a box's shape."""
         raise NotImplementedError
 
-    def enqueue(
-        self,
-        x: Operands,
-        vectors: Vectors,
-        scales: producer.GroupScales,
-        ending,
-        experts: Experts,
-        tokens: gather.Tokens,
-        how: tuple,
-    ) -> None:
-        """Enqueues one call. `ending` is what the family's consumers read besides, `how` multiprocessors, whether the launch
-        may overlap the one before, and the stream."""
-        plan, (sm_count, *how) = self.plan, how
+    def enqueue(self, x) -> None:
+        """Enqueues one call."""
+        plan = self.plan
+        x.ldd = cute.assume(x.ldd, divby=128 // self.out_type.width)
         tensor_a = self.operand(x.a, (x.tokens, x.k), x.lda)
         tensor_b = self.operand(x.b, (x.n, x.k, x.weights), x.ldb, x.b_stride_expert)
         tensor_d, layout_d, box = self.stored(x)
+        experts = Experts(x.offsets, x.offset_words, x.expert_map, x.experts, x.weights, x.slot, x.m)
+        tokens = gather.Tokens(x.token_ids, x.id_words, x.m, x.tokens, x.a, x.lda)
 
         layouts = self.layouts(layout_d)
         layout_a, layout_b = (layouts.y, layouts.x) if plan.swap_ab else (layouts.x, layouts.y)
@@ -96,19 +85,19 @@ class ExpertMm(Kernel):
 
         tiles_n = cute.ceil_div(x.n, plan.tile_n * plan.cluster_size)
         tiles = most_tiles(plan, x.m, experts.count, experts.slot) * tiles_n
-        clusters = cutlass.min(sm_count * plan.ctas_of_sm // plan.cluster_size, tiles)
+        clusters = cutlass.min(x.sm_count * plan.ctas_of_sm // plan.cluster_size, tiles)
         self.launch(
             (load_a, load_b),
             store,
             layouts,
-            vectors,
-            scales,
-            ending,
+            self.vectors_of(x),
+            producer.group_scales_of(x),
+            self.ending_of(x),
             ExpertTiles(experts, tokens, Walk(tiles_n, cute.fast_divmod_create_divisor_v2(BAND * tiles_n))),
             Target(x.d, x.ldd),
             clusters * plan.cluster_size,
             plan.cluster_size,
-            how,
+            (x.programmatic_launch, x.stream),
         )
 
     def load_operands(self, loads: tuple, shared: Shared, pipeline: Pipeline, tiles: ExpertTiles, vectors):

@@ -7,12 +7,15 @@ tiles (`walk.py`, or `experts.py` where rows belong to experts) with its produce
 
 # mypy: ignore-errors
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from gemmill.gemm.arguments import read_fields
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.limits import SLAB
 from gemmill.gemm.packed import Packed
@@ -59,13 +62,27 @@ def boxes_of_fragments(plan, out_type: type) -> cute.ComposedLayout:
 
 
 class Kernel:
-    """One kernel. A family gives the source of tiles and the epilogue."""
+    """One kernel. A family gives its arguments, the source of tiles and the epilogue."""
+
+    header: str
+    """The file below kernels/ that declares the arguments of a call."""
+    struct: str
+    """The arguments' struct."""
 
     def __init__(self, plan, out_type: type) -> None:
         self.plan, self.out_type = plan, out_type
         self.x_type, self.y_type = ELEMENT_OF[plan.x_dtype], ELEMENT_OF[plan.y_dtype]
 
     # What families give ----------------------------------------------------------------------------------------------
+
+    def enqueue(self, x: SimpleNamespace) -> None:
+        """Enqueues a call. `x` has the fields of its struct and of `gemmill_launch`, and a ticket for kernels that wait."""
+        raise NotImplementedError
+
+    def elements(self) -> dict:
+        """(element, alignment) of what lies at the struct's addresses of `void`, by name."""
+        operand, out = (self.x_type, 16), self.out_type
+        return {"a": operand, "b": operand, "d": (out, 16), "bias": (out, 2), "workspace": (Float32, 16)}
 
     def own_storage(self) -> dict:
         """Shared memory of the epilogue's own, by name."""
@@ -89,6 +106,15 @@ class Kernel:
         """Adds up sums of a cluster's CTAs, where these share a tile."""
 
     # The launch ------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(self, call: cute.Pointer, how: cute.Pointer, ticket: Int64, stream: cuda.CUstream) -> Int32:
+        """Enqueues a call whose struct lies at `call` and whose `gemmill_launch` at `how`."""
+        fields = read_fields(self.header, self.struct, call, self.elements())
+        fields.update(read_fields("core/abi.h", "gemmill_launch", how, self.elements()))
+        fields.update(ticket=ticket, stream=stream)
+        self.enqueue(SimpleNamespace(**fields))
+        return Int32(0)
 
     def operand(self, address: cute.Pointer, shape: tuple, *strides: Int64) -> cute.Tensor:
         """An operand in memory, [rows, k] or [rows, k, weights]. Its rows begin at multiples of 16 bytes."""

@@ -19,6 +19,7 @@ from gemmill.build.sources import expand, flags_for, hand_written, is_of_dsl, ke
 from gemmill.emit import EmittedFile, emit
 from gemmill.emit.render import render
 from gemmill.family import Config
+from gemmill.family.c_struct import read_struct
 from gemmill.locations import kernels_dir
 from gemmill.numerics.recording import Recorded, RecordedTensor
 from gemmill.registry import REGISTRY
@@ -26,19 +27,8 @@ from gemmill.space.names import symbol_of, to_name
 from gemmill.wheel.abi import WheelError
 
 DATA = "data.bin"
-_STRUCT = re.compile(r"struct (gemmill_\w+_args) \{(.*?)\n?\};", re.DOTALL)
+_STRUCT = re.compile(r"struct (gemmill_\w+_args) \{")
 _INCLUDE = re.compile(r"^ *#include \"([^\"]+)\"", re.MULTILINE)
-_COMMENT = re.compile(r"//[^\n]*")
-_FIELDS = re.compile(r"\s*([\w ]+?)\s*(\*?)\s*(\w+(?:, *\w+)*|\w+(?:, *\*\w+)*)\s*")
-_FORMATS = {
-    "int64_t": "q",
-    "int32_t": "i",
-    "uint64_t": "Q",
-    "uint32_t": "I",
-    "float": "f",
-    "double": "d",
-    "uint8_t": "B",
-}
 _NAN_ABOVE = {torch.float8_e4m3fn: 0x7E, torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 """The largest bits of a number that is no NaN, sign apart."""
 
@@ -115,38 +105,24 @@ def read_arguments(header: str, arguments: bytes) -> tuple[str, list[StructField
 
     Raises WheelError where none can be read.
     """
-    declared = list(_STRUCT.finditer(header))
+    declared = _STRUCT.findall(header)
     if not declared:
         raise WheelError("abi.h declares no struct gemmill_..._args: a kernel's arguments cannot be written down")
     told = []
-    for found in declared:
-        names, format_ = _layout(found[1], found[2])
-        told.append(f"{found[1]} has {struct.calcsize(format_ + '0P')} bytes")
+    for name in declared:
+        try:
+            fields = read_struct(header, name)
+        except ValueError as error:
+            raise WheelError(str(error)) from None
+        format_ = "@" + "".join(field.format for field in fields)
+        told.append(f"{name} has {struct.calcsize(format_ + '0P')} bytes")
         if struct.calcsize(format_ + "0P") == len(arguments):
             values = struct.unpack(format_, arguments[: struct.calcsize(format_)])
-            fields = zip(names, values, format_[1:], strict=True)
-            return found[1], [
-                StructField(name=name, value=value, is_pointer=kind == "P") for name, value, kind in fields
+            return name, [
+                StructField(name=field.name, value=value, is_pointer=field.format == "P")
+                for field, value in zip(fields, values, strict=True)
             ]
     raise WheelError(f"{', '.join(told)} and the build was given {len(arguments)}: build again with `gemmill build`")
-
-
-def _layout(name: str, body: str) -> tuple[list[str], str]:
-    """The fields of a struct, and their types in the words of Python's `struct`."""
-    names, format_ = [], "@"
-    for text in _COMMENT.sub("", body).split(";")[:-1]:
-        match = _FIELDS.fullmatch(text.replace("\n", " "))
-        stars = -1 if match is None else match[3].count("*")
-        pointers = match is not None and bool(match[2]) and stars == match[3].count(",")
-        kind = "P" if pointers else _FORMATS.get(match[1]) if match is not None and not match[2] and not stars else None
-        if match is None or kind is None:
-            raise WheelError(
-                f"{name} declares {text.strip()!r}, whose type is none of {', '.join(_FORMATS)} or a pointer"
-            )
-        for field in match[3].split(","):
-            names.append(field.strip(" *"))
-            format_ += kind
-    return names, format_
 
 
 def _assigned(field: StructField, recorded: Recorded) -> dict[str, Any]:

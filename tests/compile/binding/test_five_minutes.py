@@ -22,7 +22,7 @@ def test_from_two_wheels_to_verbs_and_a_served_layer(home_of_probes) -> None:
     lines = done.stdout.splitlines()
     assert (
         [line[3:] for line in lines if line.startswith("== ") and ":" not in line]
-        == "build wheel install layer doctor list plan generate audit export tune fuzz model convert generates plugins".split()
+        == "build wheel install layer doctor list plan tune time generate audit export fuzz dump model convert generates plugins".split()
     )
     assert [line.partition("-")[0] for line in lines if ".whl: " in line] == ["gemmill", "gemmill_sm90a_cu13"]
     assert any(line.startswith("14 layers of a model in FP8 on cpu generate [") for line in lines)

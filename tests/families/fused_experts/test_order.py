@@ -48,7 +48,7 @@ def test_who_multiplies_and_the_type_of_parts_tell_packed_orders_apart() -> None
 
 
 @pytest.mark.parametrize("inner, hidden, experts", [(768, 2048, 128), (2048, 7168, 32)])
-def test_a_layer_holds_one_order_for_all_numbers_of_tokens(inner, hidden, experts) -> None:
+def test_a_layer_holds_one_order_for_all_numbers_of_tokens_and_multiprocessors(inner, hidden, experts) -> None:
     entries = [
         KernelEntry(name=to_name(c), family=family, config=c, symbol=symbol_of(c), ops=REGISTRY.ops_of(c))
         for family in ("fused_experts", "grouped_mm")
@@ -63,6 +63,6 @@ def test_a_layer_holds_one_order_for_all_numbers_of_tokens(inner, hidden, expert
             )
             for pairs in (1, 16, 300, 40_000)
         ]
-        rows = [invariance.choose(call, 132)[0] for call in calls]
+        rows = [invariance.choose(call, sm_count)[0] for call in calls for sm_count in (132, 78, 264)]
         held = invariance.held(calls[-1])
         assert held is not None and {invariance.order(row, calls[0]) for row in rows} == {held.order}

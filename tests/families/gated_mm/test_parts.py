@@ -1,6 +1,7 @@
 """Gated GEMMs that run their parts: when they are chosen, the variants that a build needs for them, and their rules."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from gemmill.families.gated_mm.tuning import TUNING, second_of
 from gemmill.families.grouped_mm.selections import tiled as grouped_tiles
 from gemmill.families.scaled_mm import selections as scaled_mm
 from gemmill.family import EXACT, ShapedCall, first_rejection
+from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.select import select
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
@@ -85,7 +87,30 @@ def test_names_needs_and_orders() -> None:
         assert first_rejection(PARTS_RULES, config).ok and parse_name(to_name(config)) == config
         needs = TUNING.needs(config)
         assert needs is not None and needs.family == ("grouped_mm" if config.operands.by_expert else "scaled_mm")
-        assert order_of(config) == (EXACT if config.operands.dtype is S8 else None)
+        of_gemms = "grouped GEMMs to f32" if config.operands.by_expert else "plain GEMMs to f32"
+        order = order_of(config)
+        assert order == EXACT if config.operands.dtype is S8 else str(order) == of_gemms
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_gelu_of_experts_and_all_else_hold_an_order_for_few_rows_and_many(make_manifest, experts: int) -> None:
+    """Parts alone serve GELU of experts' rows. What they launch holds an order of its own, for the same N and K."""
+    entries = make_manifest(*dict.fromkeys([*default(Arch.SM90A), *GEMMS, *GROUPED_GEMMS])).entries
+    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+    invariance = Invariance(table, (), (), SMS)
+    of = Operands(dtype=E4M3, by_expert=bool(experts))
+    for result, (place, activation) in product((Result.BF16, Result.GROUP, Result.STATIC), enumerate(Activation)):
+        number = classes_of(GatedPartsConfig(operands=of, epilogue=Epilogue(result=result)))[place]
+        orders = set()
+        for m in (1, 16, 300, 9000):
+            call = ShapedCall(family=NAME, call_class=number, sizes=(m, 28672, 4096, experts), alignments=(16,) * 3)
+            row, _, _ = invariance.choose(call, SMS)
+            assert row >= 0, invariance.refusal(call)
+            orders.add(invariance.order(row, call))
+            if experts and activation is Activation.GELU:
+                assert isinstance(table.entries[row].config, GatedPartsConfig)
+                assert str(invariance.order(row, call)) == "grouped GEMMs to f32"
+        assert len(orders) == 1 and None not in orders
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,20 @@ def test_a_kernel_without_room_is_no_build_away() -> None:
     )
 
 
+def test_rotary_parts_in_e4m3_are_no_build_away_without_wgmma() -> None:
+    """On sm90a a build has them, of f16 queries the sweep's."""
+    for arch, dtype, told in (
+        ("sm100a", DType.BF16, "kernels of sm90a alone, and this build is of sm100a; store them in the queries' type"),
+        ("sm90a", DType.F16, "sm90a_kvcache_latent_f16_d512_rotarye4m3_k4v4_r16"),
+    ):
+        manifest = SimpleNamespace(
+            build_id="0123456789ab", arch=arch, selection="smoke", filter="", rejected=(), entries=()
+        )
+        case = LatentCase(lengths=(9,), dtype=dtype, rotary=DType.E4M3)
+        call = operands.of_arguments(case.schema, case.arguments("cpu"))
+        assert told in SERVING.lacks(manifest, case.schema, call, None)
+
+
 def test_many_rows_are_attended_by_wgmma_and_few_are_not(table_of: Callable[..., Any]) -> None:
     """Rows of a step of decoding or of drafts, and those of a chunk of a prompt; a chunk of few tiles has several slices."""
     op = MeasuredOp.DECODE_4
@@ -333,4 +347,7 @@ def test_latents_have_tiles_of_16_rows_up_to_16_and_of_32_beyond(table_of: Calla
     for batch, rows, heads, tile in ((16, 1, 16, 16), (1, 1, 8, 16), (16, 1, 128, 32), (16, 2, 16, 32)):
         call = asked(LatentCase(lengths=(8192,) * batch, rows=rows, heads=heads))
         assert select(table, call, SMS).entry.config.tile_rows == tile, (batch, rows, heads)
+        call = asked(LatentCase(lengths=(8192,) * batch, rows=rows, heads=heads, rotary=DType.E4M3))
+        chosen = select(table, call, SMS).entry.config
+        assert (chosen.tile_rows, chosen.operands.rotary) == (tile, DType.E4M3), (batch, rows, heads)
     assert not any(x.tile_rows for x in default(Arch.SM100A) if x.kind is KernelKind.LATENT)

@@ -16,7 +16,7 @@ from gemmill.families.kv_cache.latent_ops import LATENT
 from gemmill.families.kv_cache.selections import default
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.draw import Draw
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 CASE = LatentCase(lengths=(20, 3), rows=2, heads=4, page=16)
 LENGTH, HEADS = 40, 16
@@ -52,15 +52,44 @@ def test_latents_are_keys_and_values_and_rotary_parts_keys_alone() -> None:
     assert (other[0].double() - wanted).norm() > 0.1 * wanted.norm(), "the rotary part counts"
 
 
+@pytest.mark.parametrize("scale", [None, 0.05])
+def test_rotary_parts_in_e4m3_have_a_scale_or_none(scale: float | None) -> None:
+    """Stored as keys in e4m3, whose scores are those of the restored ones: saturated at 448 times the scale."""
+    random = torch.Generator().manual_seed(3)
+    cache = torch.full((3, 16, 336), 0xFF, dtype=torch.uint8)
+    latents, rotary = gemmill.latent_cache(cache)
+    assert rotary.shape == (48, 1, 64) and rotary.data_ptr() == cache.data_ptr() + 272
+    slots, scales = torch.arange(LENGTH), None if scale is None else torch.tensor([scale])
+    x = 10 * torch.randn(LENGTH, 1, 576, generator=random).bfloat16()
+    gemmill.kv_compress_keys(latents, x[..., :512], slots, "eden4", seed=7)
+    gemmill.kv_compress_keys(rotary, x[..., 512:], slots, "e4m3", scales=scales)
+    assert bool((cache.flatten(0, 1)[LENGTH:] == 0xFF).all()) and bool((cache[..., 258:272] == 0xFF).all())
+    kept = gemmill.kv_decompress_keys(latents, 512, slots, "eden4", seed=7)[:, 0].double()
+    of_rotary = gemmill.kv_decompress_keys(rotary, 64, slots, "e4m3", scales=scales)[:, 0].double()
+    beyond = x[:, 0, 512:].double().clamp(-448 * (scale or 1), 448 * (scale or 1))
+    assert (of_rotary - beyond).norm() < 0.03 * beyond.norm() and (
+        scale is None or not torch.equal(beyond, x[:, 0, 512:].double())
+    )
+    q = torch.randn(1, 1, HEADS, 576, generator=random).bfloat16() / 16
+    table, lengths = torch.tensor([[0, 1, 2]], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32)
+    out, lse = gemmill.kv_latent_attention(q, cache, table, lengths, scale=192**-0.5, seed=7, key_scales=scales)
+    scores = torch.einsum("rhd,nd->hrn", q[0].double(), torch.cat((kept, of_rotary), 1)) * 192**-0.5
+    wanted = torch.einsum("hrn,nd->rhd", scores.softmax(-1), kept)
+    assert (out[0].double() - wanted).norm() < 0.01 * wanted.norm()
+    assert (lse[0].double() - scores.logsumexp(-1)).abs().max() < 0.02
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"q": lambda q: q[..., :512]}, "queries have 512 elements and out 512, expected 576 and 512: a latent of 512, and a rotary"),
         ({"out": lambda o: o[..., :128]}, "queries have 576 elements and out 128, expected 576 and 512"),
         ({"format": lambda _: "eden3"}, "format is 'eden3', expected 'eden4' or 'turboquant_mse4'"),
-        ({"cache": lambda c: c[..., :386]}, "cache is [4, 16, 386], expected [pages, page, 400]: so many bytes has a token of eden4"),
+        ({"cache": lambda c: c[..., :386]}, "cache is [4, 16, 386], expected [pages, page, 400], or 336 with rotary parts in e4m3: so many bytes has a token of eden4"),
         ({"cache": lambda c: c[:, ::2]}, "pages of cache have 8 tokens, expected 16, 32, 64 or 128"),
         ({"cache": lambda c: c.repeat(1, 2, 1)[:, ::2]}, "cache of [4, 16, 400] has strides [12800, 800, 1]: a page must be contiguous"),
+        ({"key_scales": lambda _: torch.ones(1)}, "key_scales with cache of [4, 16, 400]: a scale is of rotary parts in e4m3 alone, of tokens of 336 bytes"),
+        ({"cache": lambda c: c[..., :336].contiguous(), "key_scales": lambda _: torch.ones(2)}, "key_scales has shape [2], expected [kv_heads] = [1]"),
         ({"seed": lambda _: -2}, "seed is -2, expected 0 or more, or -1 for queries that are rotated"),
         ({"seq_lens": lambda s: s[:1]}, "seq_lens has shape [1], expected [batch] = [2]"),
         ({"q": lambda q: q.float()}, "q is float32, expected bfloat16 or float16"),
@@ -78,7 +107,10 @@ def test_bad_input_is_one_sentence(change: dict[str, Callable[[Any], Any]], text
 
 
 def test_a_cache_that_is_none_of_latents_is_not_cut() -> None:
-    with pytest.raises(ValueError, match=r"contiguous torch.uint8 \[pages, page, 400\]: allocate it so\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"contiguous torch.uint8 \[pages, page, 400\], or 336 with rotary parts in e4m3: allocate it so\.$",
+    ):
         gemmill.latent_cache(torch.zeros(2, 16, 386, dtype=torch.uint8))
     with pytest.raises(
         ValueError, match=r"float32 were asked for; they are bfloat16 or float16: choose the queries' type\.$"
@@ -88,8 +120,11 @@ def test_a_cache_that_is_none_of_latents_is_not_cut() -> None:
 
 def test_calls_that_check_kernels_have_all_sizes_and_options() -> None:
     configs = [x for x in default(Arch.SM90A) if x.kind is KernelKind.LATENT and x == x.compiled]
-    assert [config.tile_rows for config in configs] == 2 * [0, 16, 32]
+    assert [config.tile_rows for config in configs] == [0, 16, 16, 32, 32, 0, 16, 32]
+    assert [config.operands.rotary for config in configs if config.operands.rotary] == 2 * [DType.E4M3]
     cases = [list(of_latent_config(config)) for config in configs]
+    assert {case.has_scale for case in cases[2]} == {True, False} == {case.has_scale for case in cases[4]}
+    assert not any(case.has_scale for case in cases[1])
     assert {case.page for case in cases[0]} == set(PAGE_SIZES) and {case.format for case in cases[0]} == {
         "eden4",
         "turboquant_mse4",
@@ -98,6 +133,11 @@ def test_calls_that_check_kernels_have_all_sizes_and_options() -> None:
     assert min(rows) <= 16 and max(rows) > 64 and len(cases[0]) == len(SIZES)
     calls = [drawn(LATENT.name, Draw(LATENT.name, 0, i), CPU_LIMITS) for i in range(100)]
     assert {call.slots["q"].shape[0] for call in calls} == {0, 1, 2, 3}
+    assert {(call.slots["cache"].shape[2], "key_scales" in call.slots) for call in calls} == {
+        (400, False),
+        (336, False),
+        (336, True),
+    }
     assert (
         {bool(call.plain["causal"]) for call in calls} == {True, False} == {call.plain["seed"] == -1 for call in calls}
     )

@@ -25,6 +25,7 @@ from gemmill.families.kv_cache.cases.packed_calls import (
 )
 from gemmill.families.kv_cache.config import (
     FORMATS,
+    LATENT_ROWS,
     MOST_OF_ANY,
     SLOT_FORMATS,
     KernelKind,
@@ -220,7 +221,8 @@ def test_each_config_is_named_once_and_serves_the_calls_of_its_class() -> None:
         schema = BY_NAME[case.schema.name]
         judged = checks.check(schema, operands.of_arguments(schema, case.arguments("meta")))
         served.add(config_of(judged, Arch.SM90A))
-    assert served == {replace(config.compiled, tile_rows=0) for config in configs} and len(served) == 246
+    least = {None: 0, DType.E4M3: LATENT_ROWS[0]}  # of the tiles of each type of rotary parts
+    assert served == {replace(x.compiled, tile_rows=least[x.operands.rotary]) for x in configs} and len(served) == 248
     assert {config for config in configs if is_served(config)} == set(default(Arch.SM90A))
 
 
@@ -303,7 +305,7 @@ def _cases() -> list[MadeCall]:
             for c in HEAD_DIMS
             for d in dtypes
         ),
-        *(LatentCase(lengths=(1,), dtype=d) for d in dtypes),
+        *(LatentCase(lengths=(1,), dtype=d, rotary=rotary) for rotary in (None, DType.E4M3) for d in dtypes),
         *(ScoresCase(length=1, dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(AttendCase(lengths=(1,), dtype=d, head_dim=c) for c in HEAD_DIMS if c <= MOST_OF_ANY for d in dtypes),
         *(
@@ -354,11 +356,11 @@ def test_contradictions_cannot_be_made(fields: dict[str, Any], reason: str) -> N
         ),
         (
             "sm90a_kvcache_compress_bf16_d128_eden_k4v4",
-            "field 'eden', expected vd and a number; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
+            "field 'eden', expected vd and a number; or rotarye4m3; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
         ),
         (
             "sm90a_kvcache_decode_bf16_d128_k4",
-            "field 'k4', expected vd and a number; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
+            "field 'k4', expected vd and a number; or rotarye4m3; or any, k8v4, 4bitnc, k3v4nc, 3bitnc, ultraquant, prod3mse2 or fp8; or k and a number, v and a number; or r and a number; or w and a number; or s and a number; or nothing more",
         ),
         ("sm90a_kvcache_decode_bf16_128_k4v4", "head_dim '128', expected d and a number"),
         (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from families.scaled_mm.test_cutedsl_plan import config
-from gemmill.emit.adapter import Exported, emit_adapter
+from gemmill.emit.adapter import ANY_ENTRY, emit_adapter
 from gemmill.families.scaled_mm.built_in import ALL
 from gemmill.families.scaled_mm.config import KernelConfig
 from gemmill.families.scaled_mm.dsl.plan import Plan
@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PARALLEL = config(
     tile_scheduler=TileScheduler.SPLIT_K_PARALLEL, tile_shape_mnk=(128, 256, 128), cluster_shape_mnk=(2, 1, 1)
 )
-EXPORTED = Exported(entry="entry", parameters=(("void *", "workspace"), ("int64_t", "ticket"), ("int32_t", "m")))
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +72,16 @@ def test_the_workspace_holds_flags_and_sums(
 
 
 def test_the_adapter_asks_for_a_workspace_and_draws_a_ticket() -> None:
-    text = emit_adapter("symbol", to_name(PARALLEL), EXPORTED)
+    text = emit_adapter("symbol", to_name(PARALLEL), ANY_ENTRY)
     assert (
         "int64_t symbol_workspace(void const* arguments" in text and "{args.m, args.n, args.splits, 256, 256}" in text
     )
-    assert "int64_t const ticket = gemmill_ticket();" in text
-    assert "gemmill_cutedsl_number<int64_t>(&ticket)" in text and "gemmill_cutedsl_pointer(&how->workspace)" in text
+    assert "int64_t ticket = gemmill_ticket();" in text and "{&arguments, &how, &ticket, " in text
 
 
 def test_other_adapters_ask_for_none() -> None:
-    text = emit_adapter("symbol", to_name(config()), EXPORTED)
-    assert "_workspace(" not in text and "int64_t const ticket = 0;" in text
+    text = emit_adapter("symbol", to_name(config()), ANY_ENTRY)
+    assert "_workspace(" not in text and "int64_t ticket = 0;" in text
 
 
 def test_users_epilogues_have_no_such_kernels() -> None:

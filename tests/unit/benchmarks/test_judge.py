@@ -3,14 +3,19 @@
 import json
 import math
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import gemmill
 import judge as program
 from gemmill.families.blockscaled.sweep import MeasuredOp as Fp4Op
 from gemmill.families.scaled_mm.cases.measured import GemmMaker
+from gemmill.runtime.choosing import Trust
+from gemmill.runtime.select import Choice, Rejected
 from gemms import MeasuredOp, gemm
 from harness import stand_in
 from harness.drawing import (
@@ -25,15 +30,18 @@ from harness.drawing import (
     drawn,
     held_weights,
     is_held,
+    judged,
     ladders,
     table_rows,
 )
+from harness.judging import only_record, shape_record
 from harness.lines import Lines, LinesError
 from harness.measuring import Measurement
 from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
 from harness.statistics import sample
 from harness.verdict import class_record, verdict_text, worst_step
 from peers import humming
+from timed import families
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
 
@@ -204,7 +212,7 @@ def test_ratio_and_regret_are_those_of_the_same_rounds(monkeypatch):
     }
     found = Measurement(workload=gemm(op=MeasuredOp.FP8, m=3, n=1024, k=2048), samples=samples, failures={})
     quick = Sieved(rounds_us={"sm90a_a": (8.0, 7.0), "sm90a_b": (9.0,), "sm90a_c": (12.0,)}, failures={"sm90a_d": "no"})
-    row = program.shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
+    row = shape_record(found, quick, "sm90a_c", "model", ["sm90a_a", "sm90a_b"], field)
     assert (row["ratio"], row["best_peer"], row["regret"], row["fastest"]) == (1.1, "torch row-wise", 0.25, "sm90a_a")
     assert row["sieved_us"] == {"sm90a_a": 7.0, "sm90a_b": 9.0, "sm90a_c": 12.0} and row["failures"] == {
         "sm90a_d": "no"
@@ -222,13 +230,13 @@ def test_the_loss_of_some_variants_is_that_of_the_same_rounds():
         workload=gemm(op=MeasuredOp.FP8, m=3, n=1024, k=2048), samples=samples, failures={"sm90a_c": "no"}
     )
     names = ["gemmill", "sm90a_a", "sm90a_b", "sm90a_c"]
-    assert program.only_record(found, names, {"sm90a_b", "sm90a_c"}) == {
+    assert only_record(found, names, {"sm90a_b", "sm90a_c"}) == {
         "variant": "sm90a_b",
         "fastest": "sm90a_a",
         "loss": 0.25,
     }
-    assert program.only_record(found, names, {"sm90a_a"}) == {"variant": "sm90a_a", "fastest": "sm90a_a", "loss": 0.0}
-    assert program.only_record(found, names, {"sm90a_c"}) is None
+    assert only_record(found, names, {"sm90a_a"}) == {"variant": "sm90a_a", "fastest": "sm90a_a", "loss": 0.0}
+    assert only_record(found, names, {"sm90a_c"}) is None
 
 
 def test_figures_of_some_variants_alone():
@@ -297,6 +305,54 @@ def test_block_scaled_calls_are_judged_too(tmp_path, capsys):
     assert all(row["sieved_us"] and row["regret"] is not None for row in record["rows"])
 
 
+def test_families_without_drawn_weights_are_judged_too(tmp_path, capsys):
+    arguments = [*ARGUMENTS, "--out-dir", str(tmp_path), "--family", "quant", "--shapes", "2"]
+    assert program.main([*arguments, "--classes", "per_token_group_fp8_quant,static_scaled_fp8_quant"]) == 0
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert [found["op"] for found in record["verdict"]] == ["static_scaled_fp8_quant", "per_token_group_fp8_quant"]
+    assert all(row["counted"] and row["us"] and row["sizes"] == ["m", "hidden"] for row in record["rows"])
+    assert all(row["regret"] is None for row in record["rows"])  # no build is loaded: nothing to choose from
+    assert "== per_token_group_fp8_quant: 1 shapes, 0 ladders" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", judged())
+def test_every_family_draws_calls_of_all_its_classes(family):
+    """What --family judges by default: calls of each class, the same of the same seed, others of another one."""
+    options = [program.parse(["--seed", seed, "--family", family, "--shapes", "4"]) for seed in ("3", "3", "4")]
+    (first, _), (again, _), (other, _) = map(program.workloads_of, options)
+    assert [*map(str, first)] == [*map(str, again)] != [*map(str, other)]
+    assert {p.kind for p in first} == set(options[0].classes.split(","))
+    assert {p.kind for p in first[: len(first) // 2]} == {
+        p.kind for p in first
+    }  # a run cut short says something of each
+
+
+def test_all_families_are_judged():
+    assert judged() == families()
+
+
+def test_variants_that_take_a_call_run_beside_the_choice(tmp_path, monkeypatch, capsys):
+    """`explain` names them; the sieve's fastest are timed again, pinned, and the regret is against them."""
+    pinned, told = (
+        [],
+        [Rejected(name=name, reason="slower", us=us) for name, us in (("sm90a_b", 5.0), ("sm90a_c", 4.0))],
+    )
+    told.append(Rejected(name="sm90a_other", reason="other operands"))
+    choice = Choice(entry=SimpleNamespace(name="sm90a_a"), trust=Trust.ONLY, trace=tuple(told))
+    monkeypatch.setattr(gemmill, "explain", lambda op, *arguments: choice)
+    monkeypatch.setattr(gemmill, "use_variant", lambda name: pinned.append(name) or nullcontext())
+    monkeypatch.setattr(gemmill, "load", lambda build: None)
+    judge, _ = program.prepared(
+        program.parse([*ARGUMENTS, "--family", "quant", "--classes", "static_scaled_fp8_quant"])
+    )
+    judge = replace(judge, field=replace(judge.field, loaded=SimpleNamespace()))
+    workload = program.workloads_of(program.parse([*ARGUMENTS, "--family", "quant"]))[0][0]
+    row = judge.shape(workload)
+    assert row["choice"] == "sm90a_a" and set(row["sieved_us"]) == {"sm90a_a", "sm90a_b", "sm90a_c"}
+    assert {"gemmill", "sm90a_b", "sm90a_c"} <= set(row["contenders"]) and row["regret"] is not None
+    assert {"sm90a_a", "sm90a_b", "sm90a_c"} == set(pinned) and row["trust"] == "only" and row["counted"]
+
+
 def test_shapes_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
     asked = []
     monkeypatch.setattr(humming, "humming_contender", lambda folder: None)
@@ -333,6 +389,12 @@ def test_another_seed_is_another_file(tmp_path, capsys):
     [
         (["--classes", "fp4"], "--classes 'fp4' is none of fp8, int8, int8_azp, fp8_groups, fp8_groups_32, bf16"),
         (["--family", "blockscaled", "--classes", "fp8,bf16"], "--classes 'fp8' is none of nvfp4_bf16, mxfp4_bf16,"),
+        (["--family", "quant", "--classes", "qqq"], "no op has 'qqq' in its name: there are "),
+        (
+            ["--family", "quant", "--rows", "3"],
+            "--rows, --between and --only take scaled_mm and blockscaled, not quant",
+        ),
+        (["--calls", "--tokens 3"], "--calls '--tokens 3': scaled_mm has none; --classes and --shapes say all"),
         (["--sieve", "some"], "--sieve 'some' is neither all nor two numbers such as 24+12"),
     ],
 )

@@ -44,5 +44,16 @@ def test_shapes_are_drawn_by_their_seed_within_what_is_promised() -> None:
 
 
 def test_a_shape_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="'fp8:1x2x3' is no shape: expected e4m3:MxNxK or bf16:MxNxK"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="'fp8:1x2x3' is no shape: expected e4m3:MxNxK, bf16:MxNxK, e4m3_2to4:"
+    ):
         profiled.shape_of("fp8:1x2x3")
+
+
+def test_sparse_shapes_are_beside_cusparselt(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = profiled.shape_of("e4m3_2to4:16x64x128")
+    monkeypatch.setattr(profiled, "cusparselt", lambda operands, i: lambda: operands.dense[i])
+    calls = profiled.sparse_calls_of(shape, "cpu")
+    assert list(calls) == [profiled.PEERS[shape.dtype], "gemmill"]
+    dense = calls["cusparselt"]().float()
+    assert dense.shape == (64, 128) and int((dense.unflatten(1, (-1, 4)) != 0).sum(-1).max()) == 2

@@ -10,7 +10,7 @@ from gemms import MeasuredOp, gemm
 from harness.contenders import ops_contender
 from harness.devices import commit_of, environment
 from harness.measuring import Measurement
-from harness.results import peers_record, row_record, summary_record, summary_text, table
+from harness.results import peers_record, row_record, sides_record, summary_record, summary_text, table
 from harness.statistics import sample
 from harness.sweep import sweep_record, sweep_table
 from harness.written import write_json
@@ -112,6 +112,29 @@ def test_each_peer_alone_is_compared_over_the_shapes_that_it_computed():
     ]
     text = summary_text([], peers, {})
     assert text.splitlines()[0] == "fp8 against torch row-wise alone: geometric mean 1.581 over 2 shapes"
+
+
+def test_other_sides_of_gemmill_are_summed_up_by_their_longest_time():
+    """As under batch invariance: held / free, not its inverse; a failed side counts nowhere."""
+    held = ops_contender("gemmill", "gemmill batch-invariant")
+    times = ((16, 12.5), (64, 10.0), (4096, None))
+    rows = [
+        row_record(measured(m, {"gemmill": 10.0} | ({held.name: us} if us else {})), PEERS, COPY_GBPS, [held])
+        for m, us in times
+    ]
+    (part,) = sides_record(rows)
+    assert part == {
+        "op": "fp8",
+        "side": held.name,
+        "shapes": 2,
+        "geometric_mean": pytest.approx(1.25**0.5, abs=1e-4),
+        "worst": 1.25,
+        "worst_shape": [16, 4096, 8192],
+    }
+    text = summary_text([], [], {}, [part])
+    assert text == (
+        "fp8: gemmill batch-invariant / gemmill 1.118 in the geometric mean over 2 shapes, worst 1.250 at 16 x 4096 x 8192"
+    )
 
 
 def test_table_shows_failures_and_spread():

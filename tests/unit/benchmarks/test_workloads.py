@@ -116,7 +116,7 @@ def test_random_sizes_of_sparse_gemms_are_those_of_their_seed():
     found = drawn(7)
     assert found == drawn(7) != drawn(8)
     sizes = [(p.kind, p.m, p.n, p.k) for p in found]
-    assert [("bf16", *size) for _, *size in sizes[:40]] == sizes[40:] and len(set(sizes)) == 80
+    assert [("bf16", *size) for _, *size in sizes[::2]] == sizes[1::2] and len(set(sizes)) == 80
     assert all(p.m % 16 == p.n % 128 == p.k % 128 == 0 and 16 <= p.m <= 8192 for p in found)
     assert all(1 << 22 <= p.n * p.k <= 1 << 28 and min(p.n, p.k) >= 512 for p in found)
     assert min(p.m for p in found) < 64 and max(p.m for p in found) > 2048 and max(p.k for p in found) > 16384

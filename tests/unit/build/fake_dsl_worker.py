@@ -7,7 +7,7 @@ killed     a variant whose name this occurs in kills the process; with `once` af
 nostart    the process ends before it is ready
 header     text in place of a C header
 slow       seconds to take
-parameter  another parameter of the exported function, such as `int64_t lda`
+parameters parameters of the exported function, in place of the kernels' own
 wrapped    machine code lies in a section of its own, in a file as fatbinary makes them; this file's content comes after it
 """
 
@@ -35,7 +35,8 @@ extern const unsigned char kernels_binary[] {section}= {{ {cubin} }};
 void _mlir_{symbol}_cuda_init(void** library) {{ *library = const_cast<unsigned char*>(kernels_binary); }}
 void _mlir_{symbol}_cuda_load_to_device(void**) {{}}
 void _mlir_{symbol}__mlir_ciface_call(void** arguments, int count) {{
-  *static_cast<int*>(arguments[count - 1]) = **static_cast<int**>(arguments[0]) + count;
+  int const of_call = ***static_cast<int***>(arguments[0]), sm_count = (*static_cast<int**>(arguments[1]))[5];
+  *static_cast<int*>(arguments[count - 1]) = of_call + sm_count + *static_cast<int*>(arguments[3]) + count;
 }}
 }}
 """
@@ -77,7 +78,7 @@ def compile_one(source, folder):
     if control("bad") is not None and control("bad") in source.name:
         return control("error") or "ValueError: the tile is too big"
     symbol = "gemmill_" + re.search(r'^NAME = "(\w+)"$', source.read_text(), re.MULTILINE)[1]
-    parameters = ", ".join(["void *a", "int32_t m", *filter(None, [control("parameter")]), "cudaStream_t stream"])
+    parameters = control("parameters") or "void *call, void *how, int64_t ticket, cudaStream_t stream"
     (folder / f"{symbol}.h").write_text(control("header") or HEADER.format(symbol=symbol, parameters=parameters))
     (folder / f"{symbol}.symbols").write_text(symbol)
     held, section = cubin_of(symbol), ""

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmill.fuzz import child
 from gemmill.fuzz.breakages import break_call, draw_call
 from gemmill.fuzz.campaign import Budget, call_alone, fuzz
 from gemmill.fuzz.findings import FaultKind, FuzzError, FuzzSpec
+from gemmill.numerics import batches
+from gemmill.numerics.batches import Limits
 from gemmill.numerics.call import CPU_LIMITS
 from gemmill.numerics.memory import Memory
 from gemmill.runtime.schemas import BY_NAME
@@ -54,7 +57,7 @@ def faults(*kinds: FaultKind) -> dict[str, str]:
 
 @pytest.mark.usefixtures("sabotaged")
 def test_every_kind_is_found_and_the_run_goes_on() -> None:
-    committed = faults(*(kind for kind in FaultKind if kind is not FaultKind.NOT_REPEATABLE))
+    committed = faults(*(kind for kind in FaultKind if kind not in (FaultKind.NOT_REPEATABLE, FaultKind.BATCH)))
     told = []
     spec = SabotagedSpec(ops=OPS, seed=SEED, faults=committed)
     report = fuzz(spec, Budget(calls=70, call_seconds=5.0), told.append)
@@ -85,6 +88,27 @@ def test_a_call_alone_is_the_one_of_the_run() -> None:
     assert [finding.kind for finding in alone.findings] == [FaultKind.WRONG]
     assert alone.findings[0].reproducer == f"gemmill fuzz --op {op} --seed {SEED} --only {index} --cpu"
     assert alone.call == str(draw_call(op, SEED, index, CPU_LIMITS)[0]) and not alone.broken
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_rows_alone_and_in_batches_are_one_call_of_many(monkeypatch: pytest.MonkeyPatch, is_wrong: bool) -> None:
+    """On a GPU, whose other calls go on; a command makes it alone."""
+    monkeypatch.setattr(child, "PAIRED_SHARE", 4)
+    monkeypatch.setattr(child, "PAIRS", Limits(pairs=1, seconds=60.0, most_rows=8, most_columns=128, batches=2))
+    monkeypatch.setattr(child.Child, "_is_paired", lambda self, index: index % 4 == 3)
+    monkeypatch.setattr(batches, "POOL", 13)
+    if is_wrong:
+        monkeypatch.setattr(batches.Subject, "differing", lambda self, rows, kept, found: kept)
+    process = child.Child(FuzzSpec(ops=OPS[:1], seed=SEED))
+    answer = process.run(0, 8)
+    assert answer["tally"]["legal"] + answer["tally"]["broken"] == 8
+    assert {found["index"]: found["kind"] for found in answer["found"]} == dict.fromkeys(
+        (3, 7) if is_wrong else (), FaultKind.BATCH
+    )
+    alone = process.only(3)
+    assert alone["call"] == "rows alone and in batches, of quant" and bool(alone["found"]) is is_wrong
+    if is_wrong:
+        assert " has other bits than alone, as have " in alone["found"][0]["detail"]
 
 
 @pytest.mark.usefixtures("sabotaged")

@@ -10,7 +10,7 @@ import torch
 
 import gemmill
 from engines import SGLANG, sglang_modules
-from gemmill.compat import linear
+from gemmill.compat import fused_experts, linear
 from gemmill.compat.sglang import experts as sglang_experts
 from gemmill.compat.sglang import plugin as sglang_plugin
 from gemmill.runtime import holding, ops
@@ -158,6 +158,27 @@ def test_sglangs_experts_in_blocks_of_32_are_gemmills_whole(sglang, served, monk
         assert wanted.abs().max() > 0
         assert torch.equal(hook(None, **given), wanted)
     assert [kind["by"] for kind in gemmill.serving_report()["served"]] == ["fused_experts"]
+
+
+def test_sglangs_experts_are_gemmills_for_every_number_of_tokens_under_its_flag(sglang, served, monkeypatch) -> None:
+    """The first call requests the contract, before it is known whether gemmill takes so many tokens."""
+    monkeypatch.setattr(linear, "refusal", lambda layer: None)
+    monkeypatch.setattr(fused_experts, "goes_apart", lambda *_: False)
+    monkeypatch.setattr(gemmill, "fused_experts", lambda x, *_, **named: named["out"].fill_(7))
+    monkeypatch.setattr(sglang_experts.invariance, "sglang_asks", lambda: False)
+    hook = sglang_experts.around_triton_experts
+    assert hook(lambda **_: "Triton's", **fine_experts(300)) == "Triton's"
+    monkeypatch.setattr(sglang_experts.invariance, "sglang_asks", lambda: True)
+    for tokens in (300, 3):
+        assert hook(None, **fine_experts(tokens)).eq(7).all()
+    assert holding.holds_everywhere()
+
+
+def test_sglangs_experts_stay_with_triton_where_a_build_is_too_old_for_its_flag(sglang, served, monkeypatch) -> None:
+    monkeypatch.setattr(sglang_experts.invariance, "of_sglang", lambda: "the build is too old")
+    for _ in range(2):
+        assert sglang_experts.around_triton_experts(lambda **_: "Triton's", **fine_experts(3)) == "Triton's"
+    assert [kind["why"] for kind in gemmill.serving_report()["left"]] == ["the build is too old"]
 
 
 @pytest.mark.parametrize(

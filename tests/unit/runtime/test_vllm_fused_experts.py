@@ -17,7 +17,7 @@ from gemmill.compat.vllm import fused_experts as vllm_fused_experts
 from gemmill.compat.vllm import plugin as vllm_plugin
 from gemmill.families.fused_experts import selections
 from gemmill.families.grouped_mm.selections import tiled
-from gemmill.runtime import ops
+from gemmill.runtime import holding, ops
 from gemmill.vocab import Arch, DType
 
 E, K, N, TOP = 4, 256, 128, 2
@@ -263,7 +263,6 @@ def test_scales_that_stay_vllms(oracle) -> None:
     for given in (keys(((64, 64), (1, 64))), keys((BLOCKS[0], ROWS[1])), static, zero_points, integers, (None, None)):
         assert asked(oracle, moe_config(), given) == (False, why)
     assert asked(oracle, moe_config(), keys(BLOCKS), "batched") == (False, "vLLM's")
-    assert not classes(oracle)[0]._supports_batch_invariance()
 
 
 @pytest.mark.parametrize(("blocks", "m"), [(128, 1), (128, 9), (32, 1), (32, 9), (0, 1)])
@@ -335,6 +334,48 @@ def test_the_build_says_whether_many_tokens_are_taken(make_manifest, table_of, m
         experts = whole_experts.Experts(**sizes, dtype=torch.bfloat16, blocks=blocks)
         assert experts.takes(1) and experts.takes(8192) == bool(by), blocks
     whole_experts.goes_apart.cache_clear()
+
+
+@pytest.fixture
+def flag(modules_of_vllm) -> None:
+    """VLLM_BATCH_INVARIANT is set."""
+    modules_of_vllm["vllm.envs"].VLLM_BATCH_INVARIANT = True
+
+
+@pytest.fixture
+def gemms(make_manifest, table_of, monkeypatch) -> None:
+    """A loaded build with all grouped GEMMs of e4m3."""
+    configs = (*selections.default(Arch.SM90A), *(c for c in tiled(Arch.SM90A) if c.operand_dtype is DType.E4M3))
+    monkeypatch.setattr(ops, "_active", TableOnly(make_manifest(*configs), table_of(*configs)))
+    linear.forget()
+
+
+@pytest.mark.parametrize("groups", SIZES)
+def test_under_vllms_batch_invariance_a_layer_is_gemmills_for_every_number_of_tokens(
+    oracle, gemms, flag, groups, monkeypatch, caplog
+) -> None:
+    caplog.set_level("INFO")
+    taken: list[int] = []
+    monkeypatch.setattr(gemmill, "fused_experts", lambda x, *_, **named: taken.append(len(x)))
+    assert classes(oracle)[0]._supports_batch_invariance()
+    assert asked(oracle, moe_config(), keys(groups)) == (True, None) and holding.holds_here()
+    experts, w1, w2 = layer(oracle, SIZES[groups])
+    counts = (1, 2, 256, 257, 511, 512, 5000)
+    for m in counts:
+        assert applied(experts, drawn(m, K).bfloat16(), w1, w2)[0] is None, m
+    assert taken == [*counts[:-1], 4096, 904]
+    (message,) = caplog.messages
+    order = {128: "promoted every 128, ", 32: "promoted every 32, ", 0: ""}[SIZES[groups]]
+    assert " for 1 rows" in message and message.endswith(
+        f" for 4096 rows; all in the order grouped GEMMs to f32, {order}experts added as bf16, for batch invariance"
+    )
+
+
+def test_under_vllms_batch_invariance_a_layer_without_an_order_is_vllms_for_all(oracle, flag) -> None:
+    """Scales of rows have none but that of grouped GEMMs, which this build lacks."""
+    takes, reason = asked(oracle, moe_config(), keys(ROWS))
+    assert not takes and reason.startswith("batch invariance is asked for, and of ")
+    assert asked(oracle, moe_config(), keys(BLOCKS)) == (True, None)
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -22,6 +22,7 @@ from gemmill.runtime import ops
 from gemmill.space.selections import select
 
 OWN, NAME, HEADS, PAGE, SCALE = "gemmill.compat.vllm.latents", "gemmill_eden4", 8, 16, 192**-0.5
+E4M3, K_SCALE = "gemmill_eden4_e4m3", torch.tensor(0.25)
 LAYER = {"num_heads": HEADS, "scale": SCALE, "kv_cache_dtype": NAME, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 SLOTS = (*range(16, 32), *range(32, 40))
 
@@ -42,9 +43,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def served(make_manifest: Any, table_of: Any, monkeypatch: pytest.MonkeyPatch) -> TableOnly:
-    """A loaded build of the default selection's kernels of 512 elements."""
+    """A loaded build of the default selection's kernels of latents and of their rotary parts."""
     configs = REGISTRY.configs_of(kv_cache.NAME, select("default").configs)
-    configs = [config for config in configs if config.operands.head_dim == 512 and config == config.compiled]
+    configs = [config for config in configs if config.operands.head_dim in (64, 512) and config == config.compiled]
     build = TableOnly(make_manifest(*configs), table_of(*configs))
     monkeypatch.setattr(ops, "_active", build)
     return build
@@ -102,7 +103,11 @@ def test_cache_and_backend_are_registered_once(vllm: Any) -> None:
         vllm_plugin.register()
     backend = registry.AttentionBackendEnum["MLA_GEMMILL"]
     assert backend.get_path() == f"{OWN}.GemmillLatentBackend"
-    assert set(dtypes.handlers) == set(latent_cache.FORMATS) == {"gemmill_eden4", "gemmill_turboquant_mse4"}
+    assert (
+        set(dtypes.handlers)
+        == set(latent_cache.FORMATS)
+        == {f"gemmill_{name}{end}" for name in ("eden4", "turboquant_mse4") for end in ("", "_e4m3")}
+    )
     handler = dtypes.handlers[NAME]
     assert handler.name == NAME and handler.torch_dtype() is torch.uint8 and handler.quant_mode().name == "NONE"
     assert set(CLASSES["KVCacheDTypeHandler"]["methods"]) == {"torch_dtype", "quant_mode"}
@@ -127,9 +132,11 @@ def test_the_backend_serves_its_own_caches_of_latents_and_rotary_parts(vllm: Any
     @dataclass(frozen=True)
     class Spec:
         block_size: int
+        cache_dtype_str: str
         state_content_bytes: int | None = None
 
-    assert backend.customize_spec(Spec(64)) == Spec(64, 400)
+    for name, bytes_of in ((NAME, 400), (E4M3, 336)):
+        assert backend.customize_spec(Spec(64, name)) == Spec(64, name, bytes_of)
 
 
 def test_tokens_are_stored_and_attended_over(impl: Any) -> None:
@@ -154,6 +161,34 @@ def test_tokens_are_stored_and_attended_over(impl: Any) -> None:
             wanted = scores.softmax(-1) @ seen[:, :512]
             assert (out[row].double() - wanted).norm() < 0.01 * wanted.norm()
             assert (lse[row].double() - scores.logsumexp(-1)).abs().max() < 0.02
+
+
+def test_rotary_parts_in_e4m3_are_divided_by_vllms_scale(
+    vllm: Any, served: TableOnly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored, attended over and gathered for prefill; a token that pads leaves nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_default_dtype", lambda: torch.bfloat16)
+        impl = own().GemmillLatentImpl(**LAYER | {"kv_cache_dtype": E4M3})
+    tokens = torch.randn(25, 576, generator=torch.Generator().manual_seed(3)).bfloat16()
+    cache, slots = torch.full((3, PAGE, 336), 0xFF, dtype=torch.uint8), torch.tensor((*SLOTS, -1))
+    impl.do_kv_cache_update(tokens[:, :512], tokens[:, None, 512:], cache, slots, E4M3, K_SCALE)
+    assert bool((cache[0] == 0xFF).all()) and bool((cache[2, 8:] == 0xFF).all())
+    codes = (tokens[:24, 512:].float() / K_SCALE).to(torch.float8_e4m3fn)
+    assert torch.equal(cache.flatten(0, 1)[list(SLOTS), 272:], codes.view(torch.uint8))
+    kept = codes.double() * K_SCALE.double()
+    latents = gemmill.kv_decompress_keys(gemmill.latent_cache(cache)[0], 512, torch.tensor(SLOTS), "eden4")[
+        :, 0
+    ].double()
+    q = torch.randn(1, HEADS, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+    table, lengths = torch.tensor([[1, 2]], dtype=torch.int32), torch.tensor([24], dtype=torch.int32)
+    meta = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths))
+    out, _ = impl.forward_mqa(q, cache, meta, SimpleNamespace(_k_scale=K_SCALE))
+    wanted = (SCALE * q[0].double() @ torch.cat((latents, kept), 1).T).softmax(-1) @ latents
+    assert (out[0].double() - wanted).norm() < 0.01 * wanted.norm()
+    workspace = torch.full((24, 576), torch.nan).bfloat16()
+    latent_cache.restored(cache, workspace, torch.tensor(SLOTS), "eden4", K_SCALE)
+    assert torch.equal(workspace[:, 512:].double(), kept) and torch.equal(workspace[:, :512].double(), latents)
 
 
 def test_of_a_prefix_vllm_gathers_restored_latents(vllm: Any, impl: Any) -> None:

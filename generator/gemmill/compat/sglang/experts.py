@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmill.compat import fp4_experts, invariance
-from gemmill.compat.fused_experts import ACTIVATIONS, Experts, experts_of, in_pieces
+from gemmill.compat.fused_experts import ACTIVATIONS, experts_of, in_pieces
 from gemmill.compat.linear import FINE_BLOCK, block_of, called
 from gemmill.runtime import served
 
@@ -90,16 +90,14 @@ def around_triton_experts(original: Callable[..., torch.Tensor], *given: Any, **
     def theirs() -> torch.Tensor:
         return original(**named)
 
-    def layer() -> Experts | None:
-        if (why := invariance.of_sglang()) is not None:
-            served.left("layer of experts of FP8", why)
-            return None
-        return experts
-
-    experts = experts_of(w1.shape, ids.shape[1], x.dtype, FINE_BLOCK)
-    if not experts.takes(x.shape[0]):
+    if (why := invariance.of_sglang()) is not None:
+        served.left("layer of experts of FP8", why)
         return theirs()
-    return called(("triton_experts", id(experts), config.activation), layer, "fused_experts", ours, theirs)
+    experts = experts_of(w1.shape, ids.shape[1], x.dtype, FINE_BLOCK)
+    if not experts.takes(x.shape[0]):  # under SGLang's flag it takes all, or none
+        return theirs()
+    key = "triton_experts", id(experts), config.activation
+    return called(key, lambda: experts, "fused_experts", ours, theirs)
 
 
 def _is_fine(named: dict[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 Of release 0.33. A class of gemmill's stands before TritonExperts and derives from it, where vLLM chooses Triton by
 itself. So vLLM's prepare, finalize and shared experts stay, and so do weights: both read them as checkpoints have them.
-Layers with LoRA, with biases or limits, and those whose tokens travel between ranks stay vLLM's.
+Layers with LoRA, with biases or limits, and those whose tokens travel between ranks stay vLLM's. Under
+VLLM_BATCH_INVARIANT a layer is gemmill's for every number of tokens, or vLLM's for all.
 """
 
 import math
@@ -108,7 +109,7 @@ def before(theirs: type) -> type:
 
         @staticmethod
         def _supports_batch_invariance() -> bool:
-            return False
+            return True  # of a layer the build answers, for all numbers of tokens
 
         @property
         def expects_unquantized_inputs(self) -> bool:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 import gemmill
-from gemmill.families.kv_cache.latent import LATENT_DIM, LATENT_FORMATS
+from gemmill.families.kv_cache.latent import E4M3_TOKEN_BYTES, LATENT_DIM, LATENT_FORMATS, ROTARY_DIM, TOKEN_BYTES
 
 BACKEND = "MLA_GEMMILL"
-FORMATS = {f"gemmill_{name}": name for name in LATENT_FORMATS}
-"""The ops' formats by vLLM's name of the cache."""
+_E4M3 = "_e4m3"
+FORMATS = {f"gemmill_{name}{end}": name for end in ("", _E4M3) for name in LATENT_FORMATS}
+"""The ops' formats by vLLM's name of the cache. Those that end in `_e4m3` have rotary parts in e4m3."""
 GATHERS = "gather_and_maybe_dequant_cache"
 SEED = 0
 """Of the rotation, for all layers."""
@@ -26,13 +27,25 @@ _DTYPES, _BACKENDS, _OPS = "vllm.config.cache", "vllm.v1.attention.backends.regi
 _OWN = "gemmill.compat.vllm.latents.GemmillLatentBackend"
 
 
-def restored(cache: Tensor, out: Tensor, slots: Tensor, format: str) -> None:
-    """Restore slots, int64 [tokens], of a cache u8 [blocks, tokens, 400] to out [tokens, 576]: latents, then rotary parts."""
+def token_bytes(name: str) -> int:
+    """The bytes of a token in a cache of FORMATS."""
+    return E4M3_TOKEN_BYTES if name.endswith(_E4M3) else TOKEN_BYTES
+
+
+def restored(cache: Tensor, out: Tensor, slots: Tensor, format: str, scale: Tensor) -> None:
+    """Restore slots, int64 [tokens], of a cache u8 [blocks, tokens, 400 or 336] to out [tokens, 576]: latents, then rotary parts.
+
+    `scale` is vLLM's `k_scale`, f32 of one element, by which rotary parts in e4m3 were divided.
+    """
     latents, rotary = gemmill.latent_cache(cache.view(torch.uint8), out.dtype)
     out[:, :LATENT_DIM] = gemmill.kv_decompress_keys(latents, LATENT_DIM, slots, format, seed=SEED, dtype=out.dtype)[
         :, 0
     ]
-    out[:, LATENT_DIM:] = rotary[slots]
+    if cache.shape[-1] == E4M3_TOKEN_BYTES:
+        told = {"scales": scale.reshape(1), "dtype": out.dtype}
+        out[:, LATENT_DIM:] = gemmill.kv_decompress_keys(rotary, ROTARY_DIM, slots, "e4m3", **told)[:, 0]
+    else:
+        out[:, LATENT_DIM:] = rotary[slots]
 
 
 def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
@@ -60,7 +73,7 @@ def _before(of_vllm: Callable[..., None]) -> Callable[..., None]:
         if seq_starts is not None:
             places = places + seq_starts[sequences]
         slots = block_table[sequences, places // page].long() * page + places % page
-        restored(src_cache, dst[:num_tokens], slots, FORMATS[kv_cache_dtype])
+        restored(src_cache, dst[:num_tokens], slots, FORMATS[kv_cache_dtype], scale)
 
     return gather
 

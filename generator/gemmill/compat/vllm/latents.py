@@ -19,9 +19,9 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 import gemmill
 from gemmill.compat.linear import unusable
-from gemmill.compat.vllm.latent_cache import BACKEND, FORMATS, SEED
+from gemmill.compat.vllm.latent_cache import BACKEND, FORMATS, SEED, token_bytes
 from gemmill.families.kv_cache.formats import PAGE_SIZES
-from gemmill.families.kv_cache.latent import LATENT_DIM, ROTARY_DIM, TOKEN_BYTES
+from gemmill.families.kv_cache.latent import E4M3_TOKEN_BYTES, LATENT_DIM, ROTARY_DIM
 from gemmill.runtime import ops, served
 
 
@@ -71,7 +71,7 @@ class GemmillLatentBackend(MLACommonBackend):
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """vLLM's description of a layer's cache, with the bytes of a token."""
-        return replace(super().customize_spec(spec), state_content_bytes=TOKEN_BYTES)
+        return replace(super().customize_spec(spec), state_content_bytes=token_bytes(spec.cache_dtype_str))
 
 
 class GemmillLatentImpl(MLACommonImpl):
@@ -84,6 +84,7 @@ class GemmillLatentImpl(MLACommonImpl):
         super().__init__(*given, **named)
         self.supports_quant_query_input = False
         self._format = FORMATS[self.kv_cache_dtype]
+        self._has_e4m3 = token_bytes(self.kv_cache_dtype) == E4M3_TOKEN_BYTES
         if (why := _refusal(self, torch.get_default_dtype())) is not None:
             raise ValueError(
                 f"A cache of latents in {self.kv_cache_dtype} was asked for, but {why}: choose another --kv-cache-dtype."
@@ -99,9 +100,10 @@ class GemmillLatentImpl(MLACommonImpl):
         k_scale: Tensor,
         skip_scale: bool = False,
     ) -> None:
-        """Latents [tokens, 512] and rotary parts [tokens, 1, 64] to kv_cache, u8 [blocks, tokens, 400].
+        """Latents [tokens, 512] and rotary parts [tokens, 1, 64] to kv_cache, u8 [blocks, tokens, 400 or 336].
 
-        A token of slot -1 leaves a rotary part in block 0, which vLLM gives to no sequence, and nothing else.
+        A token of slot -1 leaves a rotary part of 16 bits in block 0, which vLLM gives to no sequence, and nothing else.
+        Rotary parts in e4m3 are divided by `k_scale`, as vLLM's own cache in fp8.
         """
         if kv_cache.numel() == 0:
             return
@@ -109,7 +111,12 @@ class GemmillLatentImpl(MLACommonImpl):
         tokens = slots.shape[0]
         latents, rotary = gemmill.latent_cache(kv_cache.view(torch.uint8), k_pe.dtype)
         gemmill.kv_compress_keys(latents, kv_c_normed[:tokens, None], slots, self._format, seed=SEED)
-        rotary[slots.clamp(min=0)] = k_pe[:tokens].reshape(tokens, ROTARY_DIM)
+        if kv_cache.shape[-1] == E4M3_TOKEN_BYTES:
+            gemmill.kv_compress_keys(
+                rotary, k_pe[:tokens].reshape(tokens, 1, ROTARY_DIM), slots, "e4m3", scales=k_scale.reshape(1)
+            )
+        else:
+            rotary[slots.clamp(min=0)] = k_pe[:tokens].reshape(tokens, ROTARY_DIM)
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
@@ -125,6 +132,7 @@ class GemmillLatentImpl(MLACommonImpl):
             self._format,
             scale=self.scale,
             seed=SEED,
+            key_scales=layer._k_scale.reshape(1) if self._has_e4m3 else None,
         )
         return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
@@ -136,29 +144,35 @@ def _refusal(impl: Any, dtype: torch.dtype) -> str | None:
         return f"its latents and rotary parts have {sizes[0]} and {sizes[1]} elements, kernels take {LATENT_DIM} and {ROTARY_DIM}"
     try:
         build_id = ops.active().build_id
-        chosen = {name: ops.explain(name, *given).entry for name, *given in _calls(impl, dtype)}
+        chosen = [(name, ops.explain(name, *given).entry) for name, *given in _calls(impl, dtype)]
     except Exception as error:  # whatever is wrong with a build
         return unusable(error).rstrip(".")
-    if missing := [name for name, entry in chosen.items() if entry is None]:
+    if missing := [name for name, entry in chosen if entry is None]:
         return f"build {build_id} has no variant of {', '.join(missing)}, which `gemmill build` compiles"
-    names = ", ".join(entry.name for entry in chosen.values() if entry is not None)
+    names = ", ".join(entry.name for _, entry in chosen if entry is not None)
     kind = {"layer": f"cache of latents in {impl.kv_cache_dtype}", "by": "GemmillLatentImpl"}
     served.took(served.ServedLayers(**kind, variants=f"build {build_id} has {names}"))
     return None
 
 
 def _calls(impl: Any, dtype: torch.dtype) -> list[tuple[Any, ...]]:
-    """The ops' names and their arguments, on torch's meta device: a store, a restore and an attention of one token."""
+    """The ops' names and their arguments, on torch's meta device: stores, restores and an attention of one token."""
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
     page, format = PAGE_SIZES[-1], FORMATS[impl.kv_cache_dtype]
-    cache, slots = empty(1, page, TOKEN_BYTES, kind=torch.uint8), empty(1, kind=torch.int64)
-    latents, _ = gemmill.latent_cache(cache, dtype)
+    bytes_of = token_bytes(impl.kv_cache_dtype)
+    cache, slots = empty(1, page, bytes_of, kind=torch.uint8), empty(1, kind=torch.int64)
+    latents, rotary = gemmill.latent_cache(cache, dtype)
     out, q = (empty(1, 1, impl.num_heads, n) for n in (LATENT_DIM, LATENT_DIM + ROTARY_DIM))
     table, lengths = empty(1, 1, kind=torch.int32), empty(1, kind=torch.int32)
+    of_rotary: list[tuple[Any, ...]] = [
+        ("kv_compress_keys", rotary, empty(1, 1, ROTARY_DIM), slots, "e4m3"),
+        ("kv_decompress_keys", empty(1, 1, ROTARY_DIM), rotary, slots, "e4m3"),
+    ]
     return [
+        *(of_rotary if bytes_of == E4M3_TOKEN_BYTES else ()),
         ("kv_compress_keys", latents, empty(1, 1, LATENT_DIM), slots, format),
         ("kv_decompress_keys", empty(1, 1, LATENT_DIM), latents, slots, format),
         ("kv_latent_attention", out, q, cache, table, lengths, format, impl.scale),

@@ -5,6 +5,7 @@ from gemmill.families.kv_cache.config import (
     ATTENTIONS,
     COMPILED,
     DTYPES,
+    LATENT_ROWS,
     METHODS,
     KernelKind,
     KvCacheConfig,
@@ -15,7 +16,7 @@ from gemmill.families.kv_cache.config import (
 from gemmill.families.kv_cache.formats import CacheSpec, VectorSpec
 from gemmill.family import Judged, ShapedCall
 from gemmill.family.operand import DTYPE_CODES
-from gemmill.vocab import Arch
+from gemmill.vocab import Arch, DType
 
 _DTYPE_OF = {DTYPE_CODES[dtype.torch_name]: dtype for dtype in DTYPES}
 
@@ -62,7 +63,11 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 
 def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
-    """The config that serves a call which has passed the checks, with default launch settings: there is exactly one."""
+    """The config that serves a call which has passed the checks, with default launch settings: there is exactly one.
+
+    Rotary parts in e4m3 have kernels of two tiles of rows: here the first stands for both.
+    """
+    rotary = DType.E4M3 if call.get("rotary_is_e4m3") else None
     return KvCacheConfig(
         kind=list(KernelKind)[call["kind"]],
         operands=Operands(
@@ -72,7 +77,9 @@ def config_of(call: Judged, arch: Arch) -> KvCacheConfig:
             value_bits=call.get("value_bits") or 0,
             value_dim=call["value_dim"] if call.get("has_fewer") else 0,
             slots=slots_of(call),
+            rotary=rotary,
         ),
+        tile_rows=LATENT_ROWS[0] if rotary else 0,
         arch=arch,
     )
 

@@ -7,10 +7,12 @@ from gemmill.families.kv_cache.config import BITS, COMPILED, DTYPES, KernelKind,
 from gemmill.families.kv_cache.formats import HEAD_DIMS
 from gemmill.family import ClassAxis, Classes
 from gemmill.family.operand import DTYPE_CODES
+from gemmill.vocab import DType
 
 _BITS = {bits: bits for bits in (0, *BITS)}
 CLASSES = Classes(
     (
+        ClassAxis(name="rotary", expression="rotary_is_e4m3", values={None: 0, DType.E4M3: 1}),
         ClassAxis(name="kind", expression="kind", values={x: i for i, x in enumerate(KernelKind)}),
         ClassAxis(name="dtype", expression="element", values={x: DTYPE_CODES[x.torch_name] for x in DTYPES}),
         ClassAxis(name="head_dim", expression="head_dim", values={columns: columns for columns in HEAD_DIMS}),

@@ -128,6 +128,8 @@ class Operands:
     """Elements of a value in a page; 0: as many as a key has."""
     slots: Slots = Slots.ANY
     """The formats of packed keys and values in slots."""
+    rotary: DType | None = None
+    """Type of latents' rotary parts; None: `dtype`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +325,20 @@ def _tile_rows(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
+def offered_rotary(kind: KernelKind, tile_rows: int) -> tuple[DType | None, ...]:
+    """The types of rotary parts for which a kind has kernels; None is the queries' own."""
+    return (None, DType.E4M3) if kind is KernelKind.LATENT and tile_rows else (None,)
+
+
+def _rotary(c: KvCacheConfig) -> Iterator[str]:
+    """Only attention over latents by WGMMA converts them."""
+    if c.operands.rotary not in offered_rotary(c.kind, c.tile_rows):
+        yield (
+            f"rotary={c.operands.rotary} contradicts kind={c.kind} of tile_rows={c.tile_rows}: {DType.E4M3} is of kind={KernelKind.LATENT} "
+            f"with tile_rows={' or '.join(map(str, LATENT_ROWS))}"
+        )
+
+
 def settings_of(kind: KernelKind) -> tuple[tuple[int, int], ...]:
     """The pairs (half_waves, slices) of a kind's launches."""
     if kind not in ATTENTIONS:
@@ -362,4 +378,4 @@ def _shared_memory(c: KvCacheConfig) -> Iterator[str]:
         )
 
 
-RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _tile_rows, _half_waves, _fixed_slices, _shared_memory)
+RULES = (_dtype, _sizes, _value_dim, _bits, _slots, _tile_rows, _rotary, _half_waves, _fixed_slices, _shared_memory)

@@ -6,7 +6,8 @@ from gemmill.families.kv_cache.ops import OPS, SCHEMAS_OF
 from gemmill.families.kv_cache.questions import QUESTIONS
 from gemmill.families.kv_cache.spelling import spell
 from gemmill.families.kv_cache.tuning import TUNING
-from gemmill.family import Family, Field, Grammar, Kernels
+from gemmill.family import Family, Field, Grammar, Kernels, words
+from gemmill.vocab import DType
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-22: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS = 3.0
@@ -39,6 +40,7 @@ GRAMMAR = Grammar(
         Field("{operands.dtype}"),
         Field("d{operands.head_dim}"),
         Field("vd{operands.value_dim}", default=0),
+        Field("rotary{operands.rotary}", default=None, spelled={"operands.rotary": words({DType.E4M3: DType.E4M3})}),
         Field("{operands.slots}", default=Slots.ANY),
         Field("k{operands.key_bits}v{operands.value_bits}", default=(0, 0)),
         Field("r{tile_rows}", default=0),

@@ -7,7 +7,7 @@ gemmill.families.kv_cache.reference.
 import torch
 
 from gemmill.families.kv_cache.formats import HEAD_DIMS, preset
-from gemmill.families.kv_cache.latent import LATENT_BYTES, LATENT_DIM, ROTARY_AT, TOKEN_BYTES
+from gemmill.families.kv_cache.latent import E4M3_TOKEN_BYTES, LATENT_BYTES, LATENT_DIM, ROTARY_AT, TOKEN_BYTES
 from gemmill.families.kv_cache.packed import preset_format, slot_sizes
 from gemmill.family import any_of
 from gemmill.runtime.sizes import size, sizes
@@ -306,47 +306,49 @@ def kv_latent_attention(
     seed: int = 0,
     causal: bool = True,
     rotated_out: bool = False,
+    key_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend over a cache of latents (MLA): return out [batch, rows, heads, 512] in q's dtype, and lse f32 [batch, heads,
     rows].
 
     `q` is [batch, rows, heads, 576], bf16 or f16: 512 elements that meet the latent, then 64 of the rotary part. `cache`
     is u8 [pages, page, 400], as `latent_cache` cuts it: pages of 16, 32, 64 or 128 tokens, whose rotary parts have q's
-    dtype. Keys of all heads are the latent and the rotary part, values the latent. `format` is eden4 or turboquant_mse4.
+    dtype; or [pages, page, 336] with rotary parts in e4m3, whose elements `key_scales`, f32 [1], multiplies (None is one). Keys of all heads are the latent and the rotary part, values the latent. `format` is eden4 or turboquant_mse4.
     `scale` is the model's, most often 1 / sqrt(192). The rest is as in kv_decode_attention.
     """
     batch, rows, heads, _ = sizes(q, 4)
     out = q.new_empty((batch, rows, heads, LATENT_DIM))
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     _ops.kv_latent_attention.default(
-        out, q, cache, block_table, seq_lens, format, scale, seed, causal, lse, rotated_out
+        out, q, cache, block_table, seq_lens, format, scale, seed, causal, lse, rotated_out, key_scales
     )
     return out, lse
 
 
 def latent_cache(cache: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the packed latents u8 [slots, 1, 258] of a cache of latents and its rotary parts [slots, 64] in `dtype` (bf16 or
-    f16), which share its memory.
+    f16), which share its memory. Of a cache of 336 bytes a token rotary parts are packed keys in e4m3, u8 [slots, 1, 64].
 
-    `cache` is u8 [pages, page, 400] without gaps. Store latents [tokens, 1, 512] by kv_compress_keys, and rotary parts by
-    an assignment to slots. Raises ValueError for another cache or dtype.
+    `cache` is u8 [pages, page, 400 or 336] without gaps. Store latents [tokens, 1, 512] by kv_compress_keys, and rotary parts by
+    an assignment to slots; in e4m3 by kv_compress_keys, with a scale. Raises ValueError for another cache or dtype.
     """
     if (
         cache.dim() != 3
         or cache.dtype is not torch.uint8
-        or cache.shape[-1] != TOKEN_BYTES
+        or cache.shape[-1] not in (TOKEN_BYTES, E4M3_TOKEN_BYTES)
         or not cache.is_contiguous()
     ):
         raise ValueError(
             f"A cache {cache.dtype} {list(cache.shape)} was given; latents lie in contiguous torch.uint8 [pages, page, "
-            f"{TOKEN_BYTES}]: allocate it so."
+            f"{TOKEN_BYTES}], or {E4M3_TOKEN_BYTES} with rotary parts in e4m3: allocate it so."
         )
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
             f"Rotary parts in {dtype} were asked for; they are bfloat16 or float16: choose the queries' type."
         )
     slots = cache.flatten(0, 1)
-    return slots[:, None, :LATENT_BYTES], slots[:, ROTARY_AT:].view(dtype)
+    rotary = slots[:, None, ROTARY_AT:] if cache.shape[-1] == E4M3_TOKEN_BYTES else slots[:, ROTARY_AT:].view(dtype)
+    return slots[:, None, :LATENT_BYTES], rotary
 
 
 def vllm_cache(cache: torch.Tensor, name: str, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """The cache of latents (MLA): one KV head, whose compressed latent is key and value of every query head.
 
 A token has `TOKEN_BYTES` bytes: a packed vector of `LATENT_DIM` elements (codes, then its norm), padding, and the
-rotary part of its key, `ROTARY_DIM` elements of the queries' type. Tokens of a page follow one another.
+rotary part of its key, `ROTARY_DIM` elements of the queries' type. With rotary parts in e4m3 it has `E4M3_TOKEN_BYTES`. Tokens of a
+page follow one another. The scale of e4m3 is one float of a layer, as vLLM's MLA cache in fp8 has it.
 """
 
 from gemmill.families.kv_cache.formats import Method, RotationKind, VectorFormat, VectorSpec
@@ -17,6 +18,7 @@ LATENT_BYTES = LATENT_DIM * LATENT_BITS // 8 + 2
 ROTARY_AT = -(-LATENT_BYTES // 16) * 16
 """The byte of a token at which its rotary part begins."""
 TOKEN_BYTES = ROTARY_AT + 2 * ROTARY_DIM
+E4M3_TOKEN_BYTES = ROTARY_AT + ROTARY_DIM
 
 
 def latent_spec(format: str, seed: int) -> VectorSpec:

@@ -3,17 +3,25 @@
 from gemmill.families.kv_cache.classes import CLASSES
 from gemmill.families.kv_cache.config import DTYPES, KernelKind
 from gemmill.families.kv_cache.formats import PAGE_SIZES
-from gemmill.families.kv_cache.latent import LATENT_BITS, LATENT_DIM, LATENT_FORMATS, ROTARY_DIM, TOKEN_BYTES
+from gemmill.families.kv_cache.latent import (
+    E4M3_TOKEN_BYTES,
+    LATENT_BITS,
+    LATENT_DIM,
+    LATENT_FORMATS,
+    ROTARY_DIM,
+    TOKEN_BYTES,
+)
 from gemmill.families.kv_cache.packed_ops import one_of_words
-from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Tensor, any_of
+from gemmill.family import Aspect, Check, Layout, Let, Op, OpSchema, Require, Same, Tensor, When, any_of
 from gemmill.vocab import DType
 
 LATENT = OpSchema(
     "kv_latent_attention(Tensor(a!) out, Tensor q, Tensor cache, Tensor block_table, Tensor seq_lens, str format, "
-    "float scale, int seed=0, bool causal=True, Tensor(b!)? lse=None, bool rotated_out=False) -> ()"
+    "float scale, int seed=0, bool causal=True, Tensor(b!)? lse=None, bool rotated_out=False, "
+    "Tensor? key_scales=None) -> ()"
 )
 _ALIGNMENT = 16
-_TENSORS = "q out cache block_table seq_lens lse"
+_TENSORS = "q out cache block_table seq_lens lse key_scales"
 LATENT_OP = Op(
     schema=LATENT,
     fixed={"kind": list(KernelKind).index(KernelKind.LATENT)},
@@ -23,6 +31,7 @@ LATENT_OP = Op(
         Tensor("cache", "pages page token_bytes", (DType.U8,), alignment=_ALIGNMENT),
         Tensor("block_table", "batch table_pages", (DType.S32,), Layout.ROWS),
         Tensor("seq_lens", "batch", (DType.S32,), Layout.VECTOR),
+        Tensor("key_scales", "kv_heads", (DType.F32,), Layout.VECTOR),
         Tensor(
             "lse",
             "batch heads rows",
@@ -55,23 +64,36 @@ LATENT_OP = Op(
             f"page in {PAGE_SIZES}",
             f"pages of {{cache.name}} have {{page}} tokens, expected {any_of(list(map(str, PAGE_SIZES)))}",
         ),
+        Let("token_bytes", "size(cache, 2)"),
         Require(
-            f"size(cache, 2) == {TOKEN_BYTES}",
-            f"{{cache.name}} is {{cache.shape}}, expected [pages, page, {TOKEN_BYTES}]: so many bytes has a token of {{format}}",
+            f"token_bytes in {(TOKEN_BYTES, E4M3_TOKEN_BYTES)}",
+            f"{{cache.name}} is {{cache.shape}}, expected [pages, page, {TOKEN_BYTES}], or {E4M3_TOKEN_BYTES} with rotary parts in e4m3: so "
+            "many bytes has a token of {format}",
         ),
+        Let("rotary_is_e4m3", f"({TOKEN_BYTES} - token_bytes) // {TOKEN_BYTES - E4M3_TOKEN_BYTES}"),
         Require(
-            f"step(cache, 2) == 1 and step(cache, 1) == {TOKEN_BYTES}",
+            "step(cache, 2) == 1 and step(cache, 1) == token_bytes",
             "{cache.name} of {cache.shape} has strides {cache.strides}: a page must be contiguous",
         ),
         Let("page_stride", "step(cache, 0)"),
         Require(
-            f"pages <= 1 or page_stride >= page * {TOKEN_BYTES} and page_stride % {_ALIGNMENT} == 0",
-            f"{{cache.name}} has a stride of {{page_stride}} bytes for pages of {{page}} tokens of {TOKEN_BYTES}, expected as many "
+            f"pages <= 1 or page_stride >= page * token_bytes and page_stride % {_ALIGNMENT} == 0",
+            "{cache.name} has a stride of {page_stride} bytes for pages of {page} tokens of {token_bytes}, expected as many "
             f"bytes or more, and a multiple of {_ALIGNMENT}",
         ),
         Check(Aspect.SHAPE, "block_table seq_lens"),
         Check(Aspect.LAYOUT, "block_table seq_lens"),
-        Check(Aspect.WHOLE, "lse"),
+        Check(Aspect.WHOLE, "lse key_scales"),
+        When(
+            "key_scales",
+            (
+                Require(
+                    "rotary_is_e4m3 == 1",
+                    "key_scales with {cache.name} of {cache.shape}: a scale is of rotary parts in e4m3 alone, of tokens of "
+                    f"{E4M3_TOKEN_BYTES} bytes, so leave it out",
+                ),
+            ),
+        ),
         Require(
             "step(q, 3) == 1",
             "{q.name} has strides {q.strides}: elements of a vector must be contiguous (last stride 1)",

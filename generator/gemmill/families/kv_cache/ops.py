@@ -14,6 +14,7 @@ from gemmill.families.kv_cache.config import (
     format_of,
     offered_bits,
     offered_head_dims,
+    offered_rotary,
     offered_slots,
     offered_tile_rows,
     offered_value_dims,
@@ -294,7 +295,13 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         KvCacheConfig(
             kind=kind,
             operands=Operands(
-                dtype=dtype, head_dim=head_dim, value_dim=value_dim, key_bits=keys, value_bits=values, slots=slots
+                dtype=dtype,
+                head_dim=head_dim,
+                value_dim=value_dim,
+                key_bits=keys,
+                value_bits=values,
+                slots=slots,
+                rotary=rotary,
             ),
             tile_rows=tile_rows,
             half_waves=half_waves,
@@ -308,5 +315,6 @@ def configs_of(kind: KernelKind, arch: Arch) -> tuple[KvCacheConfig, ...]:
         for keys, values in offered_bits(kind, head_dim)
         for slots in offered_slots(kind, head_dim)
         for tile_rows in offered_tile_rows(arch, kind, head_dim, (keys, values))
+        for rotary in offered_rotary(kind, tile_rows)
         for half_waves, slices in settings_of(kind)
     )

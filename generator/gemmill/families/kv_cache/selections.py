@@ -12,6 +12,8 @@ _SERVED_BITS = {512: 4}
 """Bits in use with a head dim of which the default selection has only some."""
 _SERVED_BITS_OF_FEWER = 4
 """Bits in use where values have fewer elements than keys."""
+_SERVED_DTYPE_OF_E4M3 = DType.BF16
+"""Type of queries in use with rotary parts in e4m3."""
 
 
 def is_served(config: KvCacheConfig) -> bool:
@@ -19,6 +21,8 @@ def is_served(config: KvCacheConfig) -> bool:
     x = config.operands
     if x.slots is not Slots.ANY:
         return x.head_dim == COMMON_HEAD_DIM or x.slots in _SERVED_SLOTS.get(x.head_dim, ())
+    if x.rotary is not None and x.dtype is not _SERVED_DTYPE_OF_E4M3:
+        return False
     if x.value_dim:
         return x.key_bits == _SERVED_BITS_OF_FEWER
     return x.key_bits in (0, _SERVED_BITS.get(x.head_dim, x.key_bits))

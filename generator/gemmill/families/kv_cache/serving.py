@@ -37,6 +37,11 @@ def _lacks(manifest: Manifest, op: OpSchema, call: Call, choice: Choice) -> str:
             f"build {manifest.build_id} lacks a variant for such calls, and none can be built: kernels of {head_dim} elements take "
             f"up to {needed} bytes of shared memory, a block of {arch} has {arch.shared_memory_bytes}; {instead}"
         )
+    if judged.get("rotary_is_e4m3") and arch is not Arch.SM90A:
+        return (
+            f"build {manifest.build_id} lacks a variant for such calls, and none can be built: rotary parts in e4m3 have kernels of "
+            f"{Arch.SM90A} alone, and this build is of {arch}; store them in the queries' type"
+        )
     wanted = config_of(judged, arch)
     selection = "default" if is_served(wanted) else "sweep"
     return lacks_one(manifest, kv_cache.NAME, to_name(wanted), kernels="compressed caches", selection=selection)

@@ -36,6 +36,7 @@ def spell(config: KvCacheConfig) -> Spelled:
         case KernelKind.LATENT:
             values["centroids"] = _centroids((x.head_dim, bits) for bits in sides.values())
             values["tile_rows"] = config.tile_rows
+            values["rotary_is_e4m3"] = str(x.rotary is DType.E4M3).lower()
         case KernelKind.ATTEND if x.slots is not Slots.ANY:
             keys, values_format = (
                 of[name] for of, name in zip((KEY_FORMATS, VALUE_FORMATS), x.slots.sides, strict=True)

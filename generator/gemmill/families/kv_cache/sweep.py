@@ -50,6 +50,7 @@ class MeasuredOp(StrEnum):
             key_bits=self.bits,
             value_bits=self.bits,
             value_dim=0,
+            rotary=None,
             slots=self.slots,
         )
 

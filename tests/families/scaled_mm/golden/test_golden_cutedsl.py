@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmill.emit import emit
-from gemmill.emit.adapter import ANY_CODE, emit_adapter, emit_host_code, read_header
+from gemmill.emit.adapter import ANY_CODE, emit_adapter, emit_host_code, entry_of
 from gemmill.gemm.traced import learn, of_text
 from gemmill.locations import templates_dir
 from gemmill.space.names import parse_name
@@ -22,9 +22,9 @@ typedef struct {{
 
 void _mlir_{SYMBOL}_cuda_init(void **);
 void _mlir_{SYMBOL}_cuda_load_to_device(void **);
-void _mlir_{SYMBOL}__mlir_ciface_cutlass___call_____Ptrgmem____FakeStream(void **args, int32_t num_args);
+void _mlir_{SYMBOL}__mlir_ciface_cutlass___call_____Ptrgeneric_Ptrgeneric__FakeStream(void **args, int32_t num_args);
 
-static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module, void *a, void *d, int64_t lda, int32_t m, int64_t a_scale_stride_m, cudaStream_t stream) {{
+static inline int32_t cute_dsl_{SYMBOL}_wrapper({SYMBOL}_Kernel_Module_t *module, void *call, void *how, int64_t ticket, cudaStream_t stream) {{
     int32_t ret = 0;
 """
 OWN = '{"name":"doubled","accumulator":"f32","inputs":[],"steps":[["add",[0,0],0.0]],"result":1}'
@@ -32,7 +32,7 @@ OWN_NAME = NAME.replace("_cutedsl_", f"_epiloguemm_{learn(of_text(OWN)).key}_").
 TEXTS = {
     "kernel.py": lambda: emit(parse_name(NAME)).text,
     "epilogue_mm.py": lambda: emit(parse_name(OWN_NAME)).text,
-    "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, read_header(HEADER)),
+    "adapter.cpp": lambda: emit_adapter(SYMBOL, NAME, entry_of(HEADER)),
     "host_code.cpp": lambda: emit_host_code(SYMBOL, NAME, ANY_CODE),
 }
 
@@ -48,7 +48,9 @@ def test_every_template_has_its_reference() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(TEXTS)
 
 
-@pytest.mark.parametrize("missing", ["args, int32_t num_args", "static inline", "int64_t lda"])
+@pytest.mark.parametrize("missing", ["args, int32_t num_args", "void *how", "int64_t ticket"])
 def test_a_header_that_cannot_be_read(missing: str) -> None:
-    with pytest.raises(ValueError, match=r"^the C header that the CuTe DSL wrote declares no entry function"):
-        read_header(HEADER.replace(missing, "?"))
+    with pytest.raises(
+        ValueError, match=r"^the C header that the CuTe DSL wrote declares no entry function of \(void \*call, "
+    ):
+        entry_of(HEADER.replace(missing, "?"))

@@ -329,7 +329,7 @@ def sized(config: KvCacheConfig, sizes: Mapping[str, int]) -> MadeCall:
     if config.kind in OF_ANY_FORMAT:
         return _sized_packed(config, count, lengths)
     if config.kind is KernelKind.LATENT:
-        return LatentCase(lengths=lengths, rows=count, heads=2, dtype=x.dtype)
+        return LatentCase(lengths=lengths, rows=count, heads=2, dtype=x.dtype, rotary=x.rotary)
     common = common_of(config) | {"format": _eden(config), "value_dim": x.value_dim}
     if config.kind is KernelKind.COMPRESS:
         return CompressCase(tokens=count, **common, kv_heads=2, is_apart=True)

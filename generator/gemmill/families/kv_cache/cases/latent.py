@@ -12,7 +12,7 @@ from gemmill.families.kv_cache.cases.laid import call as laid_call
 from gemmill.families.kv_cache.cases.laid import vectors
 from gemmill.families.kv_cache.config import DTYPES
 from gemmill.families.kv_cache.formats import PAGE_SIZES
-from gemmill.families.kv_cache.latent import LATENT_DIM, LATENT_FORMATS, ROTARY_DIM, TOKEN_BYTES
+from gemmill.families.kv_cache.latent import E4M3_TOKEN_BYTES, LATENT_DIM, LATENT_FORMATS, ROTARY_DIM, TOKEN_BYTES
 from gemmill.families.kv_cache.latent_ops import LATENT
 from gemmill.families.kv_cache.reference.latent import attended, options_of, sequences
 from gemmill.families.kv_cache.reference.vectors import decode
@@ -52,17 +52,18 @@ def drawn_latent(draw: Draw) -> LegalCall:
         draw.below(4),
     )
     batch, rows, heads = draw.one_of((0, 1, 1, 2, 3)), draw.one_of((0, 1, 1, 3)), draw.one_of((1, 1 + draw.below(40)))
-    step = page * TOKEN_BYTES + draw.one_of((0, 0, 16, 256))
-    shape = (pages, page, TOKEN_BYTES)
+    token = draw.one_of((TOKEN_BYTES, E4M3_TOKEN_BYTES))
+    step = page * token + draw.one_of((0, 0, 16, 256))
+    shape = (pages, page, token)
     slots = {
         "out": vectors(draw, dtype, (batch, rows, heads, LATENT_DIM), draw.chance(TIDY), written=True),
         "q": vectors(draw, dtype, (batch, rows, heads, LATENT_DIM + ROTARY_DIM), draw.chance(TIDY)),
         "cache": Slot(
             dtype=torch.uint8,
             shape=shape,
-            strides=(free_stride(draw, pages, step), TOKEN_BYTES, 1),
+            strides=(free_stride(draw, pages, step), token, 1),
             rows=pages,
-            columns=page * TOKEN_BYTES,
+            columns=page * token,
             row_stride=step,
             column_stride=1,
             values=draw.one_of(("bounds", "bounds", "bounds", "codes")),
@@ -78,6 +79,8 @@ def drawn_latent(draw: Draw) -> LegalCall:
         slots["lse"] = vector(
             draw, torch.float32, math.prod(of_lse), None, (of_lse,), written=True, reference_shape=of_lse
         )
+    if token == E4M3_TOKEN_BYTES and draw.chance(0.7):
+        slots["key_scales"] = vector(draw, torch.float32, 1, "scales", ((1,),), reference_shape=(1,))
     plain = {
         "format": draw.one_of(tuple(LATENT_FORMATS)),
         "scale": draw.one_of((192**-0.5, 1.0)),

@@ -7,12 +7,22 @@ import torch
 from torch import Tensor
 
 from gemmill.families.kv_cache.formats import VectorSpec
-from gemmill.families.kv_cache.latent import LATENT_BYTES, LATENT_DIM, LATENT_FORMATS, ROTARY_AT, latent_spec
+from gemmill.families.kv_cache.latent import (
+    E4M3_TOKEN_BYTES,
+    LATENT_BYTES,
+    LATENT_DIM,
+    LATENT_FORMATS,
+    ROTARY_AT,
+    latent_spec,
+)
 from gemmill.families.kv_cache.reference.asked import Given, Result
 from gemmill.families.kv_cache.reference.attention import AttentionOptions, Stored, attend
 from gemmill.families.kv_cache.reference.rotations import rotate, rotate_back
 from gemmill.families.kv_cache.reference.vectors import from_bytes
 from gemmill.family import Judged
+
+_LEAST_QUERY = 2.0**-7
+"""f16 is off by 2^-25 below 2^-14: 2^-18 of it, which is the least share of magnitudes that limits of scores allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +36,17 @@ class LatentSequence:
     rotary_scores: Tensor
     """Inner products of rotary parts, float64 [heads, rows, length]."""
     rotary_magnitudes: Tensor
-    """Sums of the magnitudes of their products."""
+    """Sums of the magnitudes of their products. Queries that meet e4m3 count as larger, since kernels round them to f16."""
     length: int
 
 
 def parts_of(cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Packed latents u8 [..., 258] and rotary parts [..., 64] in `dtype` of a cache u8 [..., 400], which share its memory."""
-    return cache[..., :LATENT_BYTES], cache[..., ROTARY_AT:].view(dtype)
+    """Packed latents u8 [..., 258] and rotary parts [..., 64] of a cache u8 [..., 400], in `dtype`, or u8 [..., 336], in e4m3.
+
+    Both share its memory.
+    """
+    is_e4m3 = cache.shape[-1] == E4M3_TOKEN_BYTES
+    return cache[..., :LATENT_BYTES], cache[..., ROTARY_AT:].view(torch.float8_e4m3fn if is_e4m3 else dtype)
 
 
 def spec_of(call: Judged) -> VectorSpec:
@@ -47,7 +61,7 @@ def options_of(call: Judged) -> AttentionOptions:
 
 def sequences(call: Judged, given: Given) -> Iterator[LatentSequence]:
     """The sequences of a call. The nearest page or length of the cache replaces one that it does not have."""
-    spec, cache, queries = spec_of(call), given["cache"], given["q"]
+    spec, cache, queries, scales = spec_of(call), given["cache"], given["q"], given.get("key_scales")
     reach = call["table_pages"] * call["page"] if call["pages"] else 0
     lengths = given["seq_lens"].reshape(-1).long().clamp(0, reach).tolist()
     table = given["block_table"].long().clamp(0, max(call["pages"] - 1, 0))
@@ -60,11 +74,13 @@ def sequences(call: Judged, given: Given) -> Iterator[LatentSequence]:
         if call["seed"] < 0:  # the reference rotates, by the transpose of the rotation that undoes it
             latent_q = rotate_back(latent_q, spec.rotation, spec.seed)
         fields = from_bytes(latents[:, None], spec)
+        rotary = rotary.double() if scales is None else rotary.double() * scales.double()
+        least = _LEAST_QUERY if call["rotary_is_e4m3"] else 0.0
         yield LatentSequence(
             q=latent_q,
             stored=Stored(keys=fields, values=fields, key_spec=spec, value_spec=spec),
-            rotary_scores=torch.einsum("rhe,ne->hrn", rotary_q, rotary.double()),
-            rotary_magnitudes=torch.einsum("rhe,ne->hrn", rotary_q.abs(), rotary.double().abs()),
+            rotary_scores=torch.einsum("rhe,ne->hrn", rotary_q, rotary),
+            rotary_magnitudes=torch.einsum("rhe,ne->hrn", rotary_q.abs() + least, rotary.abs()),
             length=length,
         )
 

@@ -3,7 +3,6 @@
 # mypy: ignore-errors
 from dataclasses import dataclass
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -12,6 +11,7 @@ from gemmill.families.scaled_mm.dsl.scaled_mm import ScaledMm
 from gemmill.gemm import producer
 from gemmill.gemm.epilogue import element
 from gemmill.gemm.packed import Packed
+from gemmill.gemm.traced import Stored
 
 
 @dataclass
@@ -44,60 +44,26 @@ def value_or(absent: cutlass.Constexpr, vector: cute.Pointer, at: Int32):
 class OwnMm(ScaledMm):
     """One kernel, and the function that launches it."""
 
-    @cute.jit
-    def __call__(
-        self,
-        a: cute.Pointer,
-        b: cute.Pointer,
-        d: cute.Pointer,
-        row0: cute.Pointer,
-        row1: cute.Pointer,
-        row2: cute.Pointer,
-        row3: cute.Pointer,
-        column0: cute.Pointer,
-        column1: cute.Pointer,
-        column2: cute.Pointer,
-        column3: cute.Pointer,
-        lda: Int64,
-        ldb: Int64,
-        ldd: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        row0_step: Int32,
-        row1_step: Int32,
-        row2_step: Int32,
-        row3_step: Int32,
-        column0_step: Int32,
-        column1_step: Int32,
-        column2_step: Int32,
-        column3_step: Int32,
-        scalar0: Float32,
-        scalar1: Float32,
-        scalar2: Float32,
-        scalar3: Float32,
-        raster_order: Int32,
-        swizzle: Int32,
-        splits: Int32,
-        sm_count: Int32,
-        programmatic_launch: Int32,
-        constant_weights: Int32,
-        stream: cuda.CUstream,
-    ) -> Int32:
-        """Enqueues one GEMM. Arguments are those of `gemmill_scaled_mm_args`."""
+    def elements(self) -> dict:
+        """Also of the vectors, as the epilogue's inputs are stored."""
+        type_of = {Stored.F32: (Float32, 4), Stored.S32: (Int32, 4), Stored.OUT: (self.out_type, 2)}
+        sides = {"row": self.plan.m_fields, "column": self.plan.n_fields}
+        own = {f"{side}{i}": type_of[given.stored] for side, fields in sides.items() for i, given in enumerate(fields)}
+        return {**super().elements(), **own}
+
+    def vectors_of(self, x) -> tuple:
+        """What the epilogue reads of a call, and no scales in groups. It has no workspace either."""
         plan = self.plan
-        rows, columns, scalars = len(plan.m_fields), len(plan.n_fields), len(plan.scalar_fields)
+        names = [f"row{i}" for i in range(len(plan.m_fields))] + [f"column{i}" for i in range(len(plan.n_fields))]
+        scalars = [f"scalar{i}" for i in range(len(plan.scalar_fields))]
         vectors = OwnVectors(
-            (row0, row1, row2, row3)[:rows] + (column0, column1, column2, column3)[:columns],
-            (row0_step, row1_step, row2_step, row3_step)[:rows]
-            + (column0_step, column1_step, column2_step, column3_step)[:columns],
-            (scalar0, scalar1, scalar2, scalar3)[:scalars],
-            m,
-            n,
-            k,
+            tuple(getattr(x, name) for name in names),
+            tuple(getattr(x, f"{name}_step") for name in names),
+            tuple(getattr(x, name) for name in scalars),
+            x.m,
+            x.n,
+            x.k,
         )
-        null = cute.make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=4)
-        scales = producer.GroupScales(null, null, Int64(0), Int64(0), Int64(0), Int64(0))
-        settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
-        self.enqueue((a, b, d, null, Int64(0)), (lda, ldb, ldd), vectors, scales, settings, stream)
-        return Int32(0)
+        null, zero = cute.make_ptr(Float32, 0, cute.AddressSpace.gmem, assumed_align=4), Int64(0)
+        x.workspace, x.ticket = null, zero
+        return vectors, producer.GroupScales(null, null, zero, zero, zero, zero)

@@ -8,7 +8,6 @@ follow the kernel (`kernel.py`), `producer.py`, `consumer.py`, and the consumers
 from dataclasses import dataclass
 from functools import partial
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -40,93 +39,47 @@ class Target(Packed):
 class ScaledMm(DenseMm):
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
 
+    header, struct = "scaled_mm/abi.h", "gemmill_scaled_mm_args"
+
     def __init__(self, config: KernelConfig) -> None:
         super().__init__(Plan(config), ELEMENT_OF[config.out_dtype])
 
     # The call --------------------------------------------------------------------------------------------------------
 
-    @cute.jit
-    def __call__(
-        self,
-        a: cute.Pointer,
-        b: cute.Pointer,
-        d: cute.Pointer,
-        a_scales: cute.Pointer,
-        b_scales: cute.Pointer,
-        bias: cute.Pointer,
-        azp_adj: cute.Pointer,
-        azp: cute.Pointer,
-        workspace: cute.Pointer,
-        ticket: Int64,
-        lda: Int64,
-        ldb: Int64,
-        ldd: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        a_scale_per_row: Int32,
-        b_scale_per_column: Int32,
-        raster_order: Int32,
-        swizzle: Int32,
-        splits: Int32,
-        sm_count: Int32,
-        programmatic_launch: Int32,
-        constant_weights: Int32,
-        a_scale_stride_m: Int64,
-        a_scale_stride_k: Int64,
-        b_scale_stride_n: Int64,
-        b_scale_stride_k: Int64,
-        stream: cuda.CUstream,
-    ) -> Int32:
-        """Enqueues one GEMM. Pointers, leading dimensions and flags are those of `gemmill_scaled_mm_args`."""
-        vectors = epilogue.Vectors(a_scales, b_scales, bias, azp_adj, azp, m, n, k, a_scale_per_row, b_scale_per_column)
-        scales = producer.GroupScales(
-            a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
-        )
-        settings = (raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights)
-        self.enqueue((a, b, d, workspace, ticket), (lda, ldb, ldd), vectors, scales, settings, stream)
-        return Int32(0)
+    def vectors_of(self, x) -> tuple:
+        """What the epilogue reads of a call, and its scales in groups."""
+        vectors = epilogue.vectors_of_call(x, x.m, bias=x.bias, azp_adj=x.azp_adj, azp=x.azp)
+        return vectors, producer.group_scales_of(x)
 
-    @cute.jit
-    def enqueue(
-        self,
-        operands: tuple,
-        strides: tuple,
-        vectors,
-        scales: producer.GroupScales,
-        settings: tuple,
-        stream: cuda.CUstream,
-    ):
-        """Enqueues one GEMM as `__call__` does, with what the epilogue reads in one value."""
-        (a, b, d, workspace, ticket), (lda, ldb, ldd) = operands, strides
-        m, n, k = vectors.m, vectors.n, vectors.k
-        raster_order, swizzle, splits, sm_count, programmatic_launch, constant_weights = settings
+    def enqueue(self, x) -> None:
+        """Enqueues one GEMM, of a `gemmill_scaled_mm_args`."""
+        vectors, scales = self.vectors_of(x)
         plan = self.plan
-        tensor_a, tensor_b = self.operand(a, (m, k), lda), self.operand(b, (n, k), ldb)
-        d_shape, d_stride = (m, n), (cute.assume(ldd, divby=8), 1)
-        if cutlass.const_expr(plan.swap_ab):
+        tensor_a, tensor_b = self.operand(x.a, (x.m, x.k), x.lda), self.operand(x.b, (x.n, x.k), x.ldb)
+        d_shape, d_stride = (x.m, x.n), (cute.assume(x.ldd, divby=8), 1)
+        if plan.swap_ab:
             d_shape, d_stride = d_shape[::-1], d_stride[::-1]
-        tensor_d = cute.make_tensor(d, cute.make_layout(d_shape, stride=d_stride))
+        tensor_d = cute.make_tensor(x.d, cute.make_layout(d_shape, stride=d_stride))
         layouts = self.layouts(boxes_of_fragments(plan, self.out_type))
         loads = self.loads(tensor_a, tensor_b, layouts)
-        if cutlass.const_expr(plan.box_rows):
+        if plan.box_rows:
             loads = (*loads, self._load_box(tensor_a, layouts.y))
         store = self.store(tensor_d, layouts.d, (SLAB, plan.store_columns))
 
-        tiles_x, tiles_y = self.tiles_along(m, n)
-        if cutlass.const_expr(plan.split_k):
-            grid, cluster, slices = tiles_x * tiles_y * splits, splits, splits
-        elif cutlass.const_expr(plan.split_k_parallel):
+        tiles_x, tiles_y = self.tiles_along(x.m, x.n)
+        if plan.split_k:
+            grid, cluster, slices = tiles_x * tiles_y * x.splits, x.splits, x.splits
+        elif plan.split_k_parallel:
             cluster = plan.cluster_size
-            slices = cutlass.max(1, cutlass.min(splits, cute.ceil_div(k, plan.slice_step)))  # none is empty
+            slices = cutlass.max(1, cutlass.min(x.splits, cute.ceil_div(x.k, plan.slice_step)))  # none is empty
             grid = tiles_x * tiles_y * slices * cluster
         else:
             cluster = plan.cluster_size
-            slices = splits if plan.restarts else cluster
-            grid = self.clusters(tiles_x, tiles_y, sm_count) * cluster
-        tiles = Tiles(walk_over(tiles_x, tiles_y, raster_order, swizzle), constant_weights)
-        target = Target(d, ldd, cute.fast_divmod_create_divisor_v2(slices), workspace, ticket)
-        how = (programmatic_launch, stream)
+            slices = x.splits if plan.restarts else cluster
+            grid = self.clusters(tiles_x, tiles_y, x.sm_count) * cluster
+        tiles = Tiles(walk_over(tiles_x, tiles_y, x.raster_order, x.swizzle), x.constant_weights)
+        target = Target(x.d, x.ldd, cute.fast_divmod_create_divisor_v2(slices), x.workspace, x.ticket)
+        how = (x.programmatic_launch, x.stream)
         self.launch(loads, store, layouts, vectors, scales, None, tiles, target, grid, cluster, how)
 
     def _load_box(self, tensor: cute.Tensor, layout: cute.ComposedLayout) -> Tma:

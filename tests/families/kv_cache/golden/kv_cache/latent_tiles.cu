@@ -7,7 +7,7 @@ struct sm90a_kvcache_latent_f16_d512_k4v4_r32;  // makes the kernels' names the 
 extern "C" int32_t gemmill_sm90a_kvcache_latent_f16_d512_k4v4_r32(void const* args, gemmill_launch const* how) {
   using namespace gemmill::kv_cache;
   constexpr Centroids kCentroids{{{0xafb3, 0xadd6, 0xac91, 0xab18, 0xa953, 0xa76c, 0xa463, 0x9dce, 0x1dce, 0x2463, 0x276c, 0x2953, 0x2b18, 0x2c91, 0x2dd6, 0x2fb3}, {0xafb3, 0xadd6, 0xac91, 0xab18, 0xa953, 0xa76c, 0xa463, 0x9dce, 0x1dce, 0x2463, 0x276c, 0x2953, 0x2b18, 0x2c91, 0x2dd6, 0x2fb3}}};
-  return latent_tiles<sm90a_kvcache_latent_f16_d512_k4v4_r32, __half, 512, 32>(*static_cast<gemmill_kv_latent_attention_args const*>(args), *how, kCentroids);
+  return latent_tiles<sm90a_kvcache_latent_f16_d512_k4v4_r32, __half, 512, 32, false>(*static_cast<gemmill_kv_latent_attention_args const*>(args), *how, kCentroids);
 }
 
 extern "C" int64_t gemmill_sm90a_kvcache_latent_f16_d512_k4v4_r32_workspace(void const* args, gemmill_launch const* how) {
