@@ -60,11 +60,10 @@ int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedProductFacts const& told
   int32_t const cluster = facts.cluster_x * facts.cluster_y;
   int64_t const ctas = std::min(int64_t{how.sm_count} * facts.ctas_of_sm / cluster, tiles_x * tiles_y) * cluster;
   void* const none = nullptr;
-  int32_t const zero = 0;
 
   Parameters all;
   all.add(x.map, x.extent, y.map, y.extent, d.map, d.extent);
-  all.add(args.a_scales, args.b_scales, none, none, none, args.m, args.n, args.k, zero, zero);
+  all.add(args.a_scales, args.b_scales, none, none, none, args.m, args.n, args.k, args.a_scale_per_row, args.b_scale_per_column);
   add_group_scales(all, args);
   add_walk(all, Walk(tiles_x, tiles_y, 0, 1));
   all.add(how.constant_weights);

@@ -3,10 +3,9 @@ second launch activates. The kernel is that of a scaled GEMM, but for the scales
 """
 
 # mypy: ignore-errors
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 
 from gemmill.families.gated_mm.config import GatedProductConfig
 from gemmill.families.gated_mm.dsl.plan import ProductPlan
@@ -24,60 +23,36 @@ from gemmill.vocab import DType
 class ProductMm(DenseMm):
     """One kernel, and the function that launches it. Raises ValueError for a config that it cannot be made of."""
 
+    header, struct = "gated_mm/abi.h", "gemmill_gated_mm_args"
+
     def __init__(self, config: GatedProductConfig) -> None:
         super().__init__(ProductPlan(config), ELEMENT_OF[DType.BF16])
 
-    @cute.jit
-    def __call__(
-        self,
-        a: cute.Pointer,
-        b: cute.Pointer,
-        d: cute.Pointer,
-        a_scales: cute.Pointer,
-        b_scales: cute.Pointer,
-        lda: Int64,
-        ldb: Int64,
-        ldd: Int64,
-        a_scale_stride_m: Int64,
-        a_scale_stride_k: Int64,
-        b_scale_stride_n: Int64,
-        b_scale_stride_k: Int64,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        sm_count: Int32,
-        programmatic_launch: Int32,
-        constant_weights: Int32,
-        stream: cuda.CUstream,
-    ) -> Int32:
-        """Enqueues one product. Pointers, strides and flags are those of `gemmill_gated_mm_args`, but for D's, which are the product's."""
+    def enqueue(self, x) -> None:
+        """Enqueues one product. D is the product: the host gives its address and its rows' distance in place of the results'."""
         plan = self.plan
-        tensor_a, tensor_b = self.operand(a, (m, k), lda), self.operand(b, (n, k), ldb)
-        d_shape, d_stride = (m, n), (cute.assume(ldd, divby=8), 1)
+        tensor_a, tensor_b = self.operand(x.a, (x.m, x.k), x.lda), self.operand(x.b, (x.n, x.k), x.ldb)
+        d_shape, d_stride = (x.m, x.n), (cute.assume(x.ldd, divby=8), 1)
         if cutlass.const_expr(plan.swap_ab):
             d_shape, d_stride = d_shape[::-1], d_stride[::-1]
+        tensor_d = cute.make_tensor(x.d, cute.make_layout(d_shape, stride=d_stride))
         layouts = self.layouts(boxes_of_fragments(plan, self.out_type))
         loads = self.loads(tensor_a, tensor_b, layouts)
-        tensor_d = cute.make_tensor(d, cute.make_layout(d_shape, stride=d_stride))
         store = self.store(tensor_d, layouts.d, (SLAB, plan.store_columns))
-        tiles_x, tiles_y = self.tiles_along(m, n)
-        null = cute.make_ptr(Int32, 0, cute.AddressSpace.gmem, assumed_align=4)
+        tiles_x, tiles_y = self.tiles_along(x.m, x.n)
         self.launch(
             loads,
             store,
             layouts,
-            epilogue.Vectors(a_scales, b_scales, null, null, null, m, n, k, Int32(0), Int32(0)),
-            producer.GroupScales(
-                a_scales, b_scales, a_scale_stride_m, a_scale_stride_k, b_scale_stride_n, b_scale_stride_k
-            ),
+            epilogue.vectors_of_call(x, x.m),
+            producer.group_scales_of(x),
             None,
-            Tiles(walk_over(tiles_x, tiles_y, Int32(0), Int32(1)), constant_weights),
+            Tiles(walk_over(tiles_x, tiles_y, Int32(0), Int32(1)), x.constant_weights),
             None,
-            self.clusters(tiles_x, tiles_y, sm_count) * plan.cluster_size,
+            self.clusters(tiles_x, tiles_y, x.sm_count) * plan.cluster_size,
             plan.cluster_size,
-            (programmatic_launch, stream),
+            (x.programmatic_launch, x.stream),
         )
-        return Int32(0)
 
     def copy(self, scales, shared, pipeline, tiles, vectors):
         """Copies the scales of each stage."""
