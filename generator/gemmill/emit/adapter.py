@@ -11,7 +11,7 @@ ADAPTER = "dsl/adapter.cpp.jinja"
 HOST_CODE = "dsl/host_code.cpp.jinja"
 _ENTRY = re.compile(r"^void (\w+)\(void \*\*args, int32_t num_args\);", re.MULTILINE)
 _PARAMETERS = "void *call, void *how, int64_t ticket, cudaStream_t stream"
-"""What the entry function takes the addresses of, behind the module (`__call__` of gemmill.gemm.kernel)."""
+"""The parameters of the entry function, by their addresses, behind the module (`__call__` of gemmill.gemm.kernel)."""
 ANY_ENTRY = "entry"
 """A stand-in for an entry function where only the C++ around it matters."""
 
