@@ -67,7 +67,7 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 
 
 # Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash, of boxed ones from whole calls of these (H200, 2026-11-23). Those of
-# codes, tiles of 16 to 224 rows, are fitted to eight random layers, those of tiles of 8 rows in order to five by tools/fit_experts.py (H200, 2026-11-28;
+# codes, tiles of 16 to 224 rows, are fitted to eight random layers, those of tiles of 8 rows in order to 13 by tools/fit_experts.py (H200, 2026-11-28;
 # docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
@@ -113,9 +113,9 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", ""),
             stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
             row_groups={8: 2},
-            tile_ps={8: 203},
-            begin_ns=22800,
-            code_ps={8: 1470},
+            tile_ps={8: 262},
+            begin_ns=26700,
+            code_ps={8: 870},
             coders=1,
         ),
         Body(
