@@ -232,9 +232,11 @@ def test_a_layer_without_kernels_is_refused_in_a_sentence(
     vllm: Any, served: TableOnly, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], told: str
 ) -> None:
     if not change:
-        explain = ops.explain
+        choice_of = ops.choice_of
         missing = SimpleNamespace(entry=None)
-        monkeypatch.setattr(ops, "explain", lambda name, *given: missing if "latent" in name else explain(name, *given))
+        monkeypatch.setattr(
+            ops, "choice_of", lambda name, *given: missing if "latent" in name else choice_of(name, *given)
+        )
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.bfloat16)
     with pytest.raises(ValueError) as error:
         own().GemmillLatentImpl(**LAYER | change)
