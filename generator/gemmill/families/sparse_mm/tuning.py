@@ -9,7 +9,7 @@ from gemmill.families.sparse_mm.model import RowFacts, model_ns
 from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.order import order_of_loop
-from gemmill.vocab import RasterOrder
+from gemmill.vocab import KernelSchedule, RasterOrder
 
 _STEP = 128
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
@@ -20,6 +20,8 @@ The H200's peak of 3,958 TFLOP/s in sparse e4m3 is 14,992 on each of 132 multipr
 """
 _LOADED = 200
 """Bytes that one multiprocessor loads in a nanosecond."""
+_TILE_NS, _HIDING_TILE_NS = 1200, 900
+"""Nanoseconds of a tile's epilogue. In the ping-pong schedule the other tile's main loop hides a part (docs/notes/sparse_mm.md)."""
 
 
 def _facts(c: SparseConfig) -> RowFacts:
@@ -34,7 +36,10 @@ def _facts(c: SparseConfig) -> RowFacts:
         swizzle=c.swizzle,
         tile_m=tile_m,
         tile_n=tile_n,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
         step_ps=1000 * max(products // _PRODUCTS, loaded // _LOADED),
+        tile_ns=_HIDING_TILE_NS if c.design.kernel_schedule is KernelSchedule.PINGPONG else _TILE_NS,
         bits=bits,
     )
 
