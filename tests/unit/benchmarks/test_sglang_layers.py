@@ -61,9 +61,14 @@ def test_a_result_is_wrong_where_it_is_far_from_the_product_or_fails_with_gemmil
     far = {1: 1.1 * right[0][1]}, weights, ""
     failed = {}, torch.empty(0), "RuntimeError: no"
     cpu = torch.device("cpu")
-    row = program.compared("fp8", cpu, right, far)
+    near = {1: 1.01 * right[0][1]}, weights, ""
+    row = program.compared("fp8", cpu, right, near)
     assert not row["wrong"]
-    assert row["rows"][1]["off"] < 1e-6 < row["rows"][1]["off_without"] == pytest.approx(0.1, abs=1e-5)
+    assert row["rows"][1]["off"] < 1e-6 < row["rows"][1]["off_without"] == pytest.approx(0.01, abs=1e-5)
+    for without in (far, ({1: float("inf") * right[0][1]}, weights, "")):  # no figure, and nothing that JSON lacks
+        row = program.compared("fp8", cpu, right, without)
+        assert not row["wrong"] and set(row["rows"][1]) == {"off"}
+        assert row["error_without"] == "its results of 1 rows are not the layer's"
     assert program.compared("fp8", cpu, far, right)["wrong"]
     assert program.compared("fp8", cpu, failed, right)["wrong"]
     assert not program.compared("fp8", cpu, failed, failed)["wrong"]
