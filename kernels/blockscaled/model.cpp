@@ -22,7 +22,7 @@ int64_t ctas_of(Facts const& row, Call const& call) {
 double turn_ns(Facts const& row, int64_t k, int64_t on_sm) {
   int64_t const steps = ceil_div(ceil_div(k, row.step_columns), row.splits);
   double const step = static_cast<double>(row.step_ps);
-  double const each = on_sm == 1 ? step / 1000.0 : static_cast<double>(on_sm * row.shared_permille) * step / 1e6;
+  double const each = on_sm == 1 ? step / 1000.0 : std::max(step / 1000.0, static_cast<double>(on_sm * row.shared_permille) * step / 1e6);
   double const fill = on_sm == 1 ? kFillNs : static_cast<double>(on_sm) * kFillSharedNs;
   double const of_sum = row.splits == 1 ? kSumNs : kSumOfSlicesNs;
   return fill + static_cast<double>(steps) * each + kMeetingNs[row.splits] + of_sum * static_cast<double>(row.tile_m * row.tile_n);

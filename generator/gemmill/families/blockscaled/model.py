@@ -82,11 +82,11 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 
 def _turn_ns(facts: RowFacts, k: int, on_sm: int) -> float:
-    """Of CTAs of which so many share a multiprocessor."""
+    """Of CTAs of which so many share a multiprocessor. A step takes each no less time than a CTA alone."""
     all_steps = -(-k // facts.step_columns)
     steps = -(-all_steps // facts.splits)
     step = float(facts.step_ps)
-    each = step / 1000.0 if on_sm == 1 else float(on_sm * facts.shared_permille) * step / 1e6
+    each = max(step / 1000.0, float(on_sm * facts.shared_permille) * step / 1e6) if on_sm > 1 else step / 1000.0
     fill = _FILL_NS if on_sm == 1 else float(on_sm) * _FILL_SHARED_NS
     of_sum = _SUM_NS if facts.splits == 1 else _SUM_OF_SLICES_NS
     return fill + float(steps) * each + _MEETING_NS[facts.splits] + of_sum * float(facts.tile_m * facts.tile_n)
