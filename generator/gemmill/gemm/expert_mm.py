@@ -36,18 +36,6 @@ class Target(Packed):
     ldd: Int64
 
 
-@dataclass
-class Kept(Packed):
-    """Where D lies, and which of its rows a tile may write: those of one expert."""
-
-    d: cute.Pointer
-    ldd: Int64
-    n: Int32
-    """Columns of D."""
-    begin: Int32
-    end: Int32
-
-
 class ExpertMm(Kernel):
     """One kernel, and the function that enqueues it. A family adds D's tensor and the work of the consumers."""
 

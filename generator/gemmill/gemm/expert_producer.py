@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 from gemmill.gemm import producer
 from gemmill.gemm.experts import ExpertTiles
 from gemmill.gemm.pipeline import Pipeline
-from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, load, partition
+from gemmill.gemm.producer import EVICT_FIRST, EVICT_NORMAL, copy_scales, load, partition
 
 
 @cute.jit
@@ -115,6 +115,38 @@ def aim(
 
 
 @cute.jit
+def copy_stage(
+    plan: cutlass.Constexpr,
+    scales: GroupScales,
+    copies: tuple,
+    group: Int32,
+    target: cute.Pointer,
+    k: Int32,
+    lane: Int32,
+    known=None,
+):
+    """Starts a thread's copies of one stage's scales. Returns the group of K after it.
+
+    Rows of A whose bit in `known` is clear have zeros.
+    """
+    a_at, b_at = copies
+    g = plan.group_size
+    last_group = (k + g - 1) // g - 1
+    for p in cutlass.range_constexpr(plan.promotions):
+        to = target + p * (plan.scales // plan.promotions) + lane
+        a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+        if group >= last_group:
+            a_step, b_step = Int64(0), Int64(0)
+        size = Int32(4)
+        if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+            size = Int32(0)
+        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales, known)
+        copy_scales(b_at, b_step, size, to + plan.a_scales, lane, plan.copying_threads, plan.b_scales)
+        group = group + 1
+    return group
+
+
+@cute.jit
 def load_scales(
     plan: cutlass.Constexpr,
     scales: GroupScales,
@@ -140,9 +172,7 @@ def load_scales(
         group = Int32(0)
         for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
-            group = producer.copy_stage(
-                plan, scales, copies, group, shared + state.stage * plan.scales, vectors.k, lane
-            )
+            group = copy_stage(plan, scales, copies, group, shared + state.stage * plan.scales, vectors.k, lane)
             pipeline.producer_commit(state)
             state = pipeline.advance(state)
         tile = tiles.after(tile, 1)

@@ -16,7 +16,6 @@ from gemmill.gemm import expert_producer as producer
 from gemmill.gemm.experts import ExpertTiles
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.pipeline import Pipeline, PipelineState
-from gemmill.gemm.producer import copy_stage
 
 CHUNK = 16
 """Bytes of a copy."""
@@ -131,7 +130,7 @@ def load_tokens(
             left = left - plan.stage_row_bytes
             if cutlass.const_expr(plan.grouped):
                 of_stage = shared_scales + state.stage * plan.scales
-                group = copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane, with_scales)
+                group = producer.copy_stage(plan, scales, copies, group, of_stage, vectors.k, lane, with_scales)
             cute.arch.cp_async_commit_group()
             begun = begun + 1
             if begun - landed > plan.copies_behind:

@@ -183,6 +183,7 @@ def load_scales(
     lanes = 32 * plan.scale_warps
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     g = plan.group_size
+    last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
     state = pipeline.producer_start()
@@ -203,43 +204,20 @@ def load_scales(
         cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
-            target = shared + state.stage * plan.scales
-            group = copy_stage(plan, scales, (a_at, b_at), group, target, vectors.k, lane)
+            for p in cutlass.range_constexpr(plan.promotions):
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+                if group >= last_group:
+                    a_step, b_step = Int64(0), Int64(0)
+                size = Int32(4)
+                if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+                    size = Int32(0)
+                copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
+                copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
+                group = group + 1
             pipeline.producer_commit(state)
             state = pipeline.advance(state)
         tile = tiles.after(tile, 1)
-
-
-@cute.jit
-def copy_stage(
-    plan: cutlass.Constexpr,
-    scales: GroupScales,
-    copies: tuple,
-    group: Int32,
-    target: cute.Pointer,
-    k: Int32,
-    lane: Int32,
-    known=None,
-):
-    """Starts a thread's copies of one stage's scales. Returns the group of K after it.
-
-    Rows of A whose bit in `known` is clear have zeros.
-    """
-    a_at, b_at = copies
-    g = plan.group_size
-    last_group = (k + g - 1) // g - 1
-    for p in cutlass.range_constexpr(plan.promotions):
-        to = target + p * (plan.scales // plan.promotions) + lane
-        a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
-        if group >= last_group:
-            a_step, b_step = Int64(0), Int64(0)
-        size = Int32(4)
-        if group > last_group:  # zeros, which those that TMA puts there do not make NaN
-            size = Int32(0)
-        copy_scales(a_at, a_step, size, to, lane, plan.copying_threads, plan.a_scales, known)
-        copy_scales(b_at, b_step, size, to + plan.a_scales, lane, plan.copying_threads, plan.b_scales)
-        group = group + 1
-    return group
 
 
 @cute.jit

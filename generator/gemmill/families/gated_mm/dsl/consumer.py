@@ -5,9 +5,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gemmill.families.gated_mm.dsl.ending import Ending, store
+from gemmill.families.gated_mm.dsl.ending import Ending, Kept, store
 from gemmill.gemm import consumer
-from gemmill.gemm.expert_mm import Kept
 from gemmill.gemm.kernel import Tma
 from gemmill.gemm.pipeline import GroupOrder, Pipeline
 

@@ -12,7 +12,6 @@ from gemmill.families.gated_mm.config import GROUP, Result
 from gemmill.families.gated_mm.dsl import arithmetic
 from gemmill.families.gated_mm.dsl.values import places, write_values
 from gemmill.gemm import epilogue
-from gemmill.gemm.expert_mm import Kept
 from gemmill.gemm.packed import Packed
 from gemmill.gemm.sums import column_offset, row_offset
 
@@ -36,6 +35,18 @@ def ending_of(plan, x) -> Ending:
     """What the ending of a call reads and writes."""
     strides, groups = (x.out_scale_stride_m, x.out_scale_stride_g), x.n // (2 * plan.result_group)
     return Ending(x.static_scale, x.out_scales, *strides, groups, x.alpha, x.limit, x.beta)
+
+
+@dataclass
+class Kept(Packed):
+    """Where D lies, and which of its rows a tile may write: those of one expert."""
+
+    d: cute.Pointer
+    ldd: Int64
+    n: Int32
+    """Columns of D."""
+    begin: Int32
+    end: Int32
 
 
 def layout_of(plan, element: type) -> cute.ComposedLayout:

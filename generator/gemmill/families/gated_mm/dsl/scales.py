@@ -10,7 +10,7 @@ from cutlass import Int32, Int64
 
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.gemm.pipeline import Pipeline
-from gemmill.gemm.producer import GroupScales, copy_stage
+from gemmill.gemm.producer import GroupScales, copy_scales
 from gemmill.gemm.walk import Tiles, rows_back
 
 
@@ -37,6 +37,7 @@ def load_scales(
     lanes = plan.copying_threads
     lane = cute.arch.thread_idx()[0] - plan.consumers - 32
     g = plan.promotion_k
+    last_group = (vectors.k + g - 1) // g - 1
     a_at = cute.make_rmem_tensor((plan.a_scales + lanes - 1) // lanes, Int64)
     b_at = cute.make_rmem_tensor((plan.b_scales + lanes - 1) // lanes, Int64)
     state = pipeline.producer_start()
@@ -58,8 +59,17 @@ def load_scales(
         cute.arch.griddepcontrol_wait()
         for _ in cutlass.range(tiles.job.k_steps, unroll=1):
             pipeline.producer_acquire(state)
-            target = shared + state.stage * plan.scales
-            group = copy_stage(plan, scales, (a_at, b_at), group, target, vectors.k, lane)
+            for p in cutlass.range_constexpr(plan.promotions):
+                target = shared + state.stage * plan.scales + p * (plan.scales // plan.promotions) + lane
+                a_step, b_step = 4 * scales.a_stride_k, 4 * scales.b_stride_k
+                if group >= last_group:
+                    a_step, b_step = Int64(0), Int64(0)
+                size = Int32(4)
+                if group > last_group:  # zeros, which those that TMA puts there do not make NaN
+                    size = Int32(0)
+                copy_scales(a_at, a_step, size, target, lane, lanes, plan.a_scales)
+                copy_scales(b_at, b_step, size, target + plan.a_scales, lane, lanes, plan.b_scales)
+                group = group + 1
             pipeline.producer_commit(state)
             state = pipeline.advance(state)
         tile = tiles.after(tile, 1)

@@ -12,10 +12,11 @@ from cutlass import Int32
 from gemmill.families.grouped_mm.config import GroupedConfig
 from gemmill.families.grouped_mm.dsl import rows
 from gemmill.families.grouped_mm.dsl.plan import Plan
+from gemmill.families.grouped_mm.dsl.rows import Kept
 from gemmill.families.grouped_mm.dsl.vectors import BiasedVectors
 from gemmill.gemm import consumer, epilogue
 from gemmill.gemm.elements import ELEMENT_OF
-from gemmill.gemm.expert_mm import ExpertMm, Kept, Target
+from gemmill.gemm.expert_mm import ExpertMm, Target
 from gemmill.gemm.experts import ExpertTiles, ExpertWorkTile, Vectors
 from gemmill.gemm.kernel import Tma, boxes_of_fragments
 from gemmill.gemm.limits import SLAB

@@ -1,16 +1,29 @@
 """Storing the rows of a tile that are one expert's: by TMA where all of them are, else by each thread's own stores."""
 
 # mypy: ignore-errors
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from gemmill.gemm import epilogue
-from gemmill.gemm.expert_mm import Kept
 from gemmill.gemm.limits import SLAB
+from gemmill.gemm.packed import Packed
 
 CHUNK = 8
 """Elements of D in one store of 16 bytes."""
+
+
+@dataclass
+class Kept(Packed):
+    """Where D lies, and which of its rows a tile may write."""
+
+    d: cute.Pointer
+    ldd: Int64
+    n: Int32
+    begin: Int32
+    end: Int32
 
 
 @cute.jit
