@@ -68,6 +68,10 @@ class Module:
     is_for_dsl: bool
 
 
+_LOCATIONS = "gemmill.locations"
+"""Where a checkout lies is no part of a kernel. The key of the C++ that calls it has the headers which a body reads there."""
+
+
 class Library:
     """The modules below `root`, and those of the package that the entry is of, wherever it lies."""
 
@@ -133,7 +137,7 @@ class Library:
 
     def _meant(self, place: Place) -> list[Place]:
         module = self.module(place.module)
-        if module is None:
+        if module is None or place.module == _LOCATIONS:
             return []
         if self.is_module(place):
             inner = self.module(_dotted(place))

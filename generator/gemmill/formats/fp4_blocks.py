@@ -126,7 +126,7 @@ def in_words(codes: Tensor) -> Tensor:
     split = codes.reshape(tiles, 4, 2, 8, blocks, 2, 2, 2, 4)
     of_words = split.permute(0, 4, 1, 3, 8, 5, 6, 7, 2).reshape(-1, len(table))
     words = table.new_empty(len(of_words))
-    first = torch.arange(len(table), device=codes.device) * table.shape[1]
+    first = torch.arange(len(table), dtype=torch.int64, device=codes.device) * table.shape[1]
     for start in range(0, len(words), _WORDS_AT_ONCE):
         part = slice(start, start + _WORDS_AT_ONCE)
         places = of_words[part].long().add_(first)

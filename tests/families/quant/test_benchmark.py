@@ -122,7 +122,7 @@ def test_shapes_and_cases_are_named():
     assert list(parse_shapes("table,3x64"))[-2:] == [(4096, 14336), (3, 64)]
     assert len(list(parse_shapes("grid"))) == 35
     assert kinds_named("int8_quant azp") == ("dynamic_scaled_int8_quant azp", "vllm_dynamic_scaled_int8_quant azp")
-    ordered = workloads_of(SimpleNamespace(op="per_token_group_quant_int8_azp", shapes="4096x256,1x64,1x64"))
+    ordered = workloads_of(SimpleNamespace(op="per_token_group_quant_int8_azp", shapes="4096x256,1x64,1x64", draw=None))
     assert [(p.m, p.hidden) for p in ordered] == [(1, 64), (4096, 256)]
 
 

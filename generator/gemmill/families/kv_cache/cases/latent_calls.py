@@ -71,7 +71,7 @@ class LatentCase(MadeCall):
             table.copy_(self._fill(cache.fill_(0xFF), q.dtype, widest))
         seed, scales = (
             -1 if self.is_rotated else SEED,
-            torch.full((1,), _SCALE, device=device) if self.has_scale else None,
+            torch.full((1,), _SCALE, dtype=torch.float32, device=device) if self.has_scale else None,
         )
         plain = self.format, 192**-0.5, seed, self.causal, lse, self.stays_rotated, scales
         return [out, q, cache, table, lengths, *plain]
