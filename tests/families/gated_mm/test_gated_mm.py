@@ -460,16 +460,11 @@ def test_names_and_rules() -> None:
         "all calls are served"
     )
     assert len([x for x in integers if not isinstance(x, GatedPartsConfig)]) == 6
+    others = {UnalignedGatedConfig: UNALIGNED_RULES, GatedPartsConfig: PARTS_RULES, GatedProductConfig: PRODUCT_RULES}
     for config in sweep(Arch.SM90A):
         assert parse_name(to_name(config)) == config
-        if isinstance(config, UnalignedGatedConfig):
-            assert first_rejection(UNALIGNED_RULES, config)
-            continue
-        if isinstance(config, GatedPartsConfig):
-            assert first_rejection(PARTS_RULES, config)
-            continue
-        if isinstance(config, GatedProductConfig):
-            assert first_rejection(PRODUCT_RULES, config)
+        if rules := others.get(type(config)):
+            assert first_rejection(rules, config)
             continue
         assert first_rejection(RULES, config)
         plan = Plan(config)

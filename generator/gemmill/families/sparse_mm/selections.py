@@ -51,7 +51,6 @@ _WIDER_OF_8_BITS = (
     Candidate(tile=(128, 256, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(256, 128, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(256, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
-    Candidate(tile=(128, 256, 256), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_M,), swizzles=(4,)),
     Candidate(tile=(128, 128, 256), cluster=(1, 2, 1), schedule=PINGPONG, swizzles=(1, 8)),
     Candidate(tile=(64, 256, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
