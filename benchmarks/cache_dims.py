@@ -223,6 +223,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiles", action="store_true", help="time each kernel of latents too")
     parser.add_argument("--cpu", action="store_true", help="only check small sizes, by the references")
     parser.add_argument("--only", default="", help="only caches with this in their name")
+    parser.add_argument(
+        "--without", metavar="SIDE", help="no sides with this in their name: SDPA takes 10 ms for latents"
+    )
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", default="cache-dims", help="file name of the results, without suffix")
     parser.add_argument("--commit", help="of sources in no checkout")
@@ -252,6 +255,8 @@ def main(given: Sequence[str] | None = None) -> int:
             if told.cpu:
                 print(name, *size, "right", flush=True)
                 continue
+            if told.without:
+                copies = [{side: call for side, call in copy.items() if told.without not in side} for copy in copies]
             settle(copies[0][OWN])
             rows.append({"cache": name, "size": size, "cache_bytes": own_bytes, "us": timed(copies)})
             print(name, *size, rows[-1]["us"], f"cache {own_bytes / 1e6:.1f} MB", flush=True)
