@@ -166,7 +166,8 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     outputs = {} if options.loading else {side.name: side.ask("outputs", **JUDGED) for side in sides}
     for side in sides:
         row["sides"][side.name]["served"] = side.ask("served")
-        row["sides"][side.name] |= {"with_itself": with_itself(found) for found in [outputs.get(side.name)] if found}
+        if side.name in outputs:
+            row["sides"][side.name]["with_itself"] = with_itself(outputs[side.name])
         row["sides"][side.name]["loading"] = found = side.ask("loaded")
         for function in found.get("load_model", {}).get("profile", [])[:40]:
             print(

@@ -137,7 +137,11 @@ def row_of(kind: str, switch: str, equal: int) -> dict:
 def test_a_later_run_adds_what_an_earlier_one_has_not_tried():
     """Cells of one kind stand in one row, those of pairs of ranks in another; kinds without a run are named."""
     compiled, again = row_of("int8", "compiled", 8), row_of("int8", "compiled", 3)
-    runs = [record_of("aaaaaaa1", compiled), record_of("bbbbbbb2", again), record_of("ccccccc3", row_of("int8", "lora", 7))]
+    runs = [
+        record_of("aaaaaaa1", compiled),
+        record_of("bbbbbbb2", again),
+        record_of("ccccccc3", row_of("int8", "lora", 7)),
+    ]
     runs.append(record_of("ddddddd4", compiled, ranks=2))
     made = engine_tables.switches(runs)
     cells = ["not run"] * len(program.SWITCHES)
