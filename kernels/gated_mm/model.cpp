@@ -40,11 +40,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (!row.parts) return product_ns(row, call, sm_count);
   double product = std::numeric_limits<double>::infinity();
-  if (row.parts == kOwnTile) {
-    product = product_ns(row, call, sm_count);
-  } else {
-    for (Facts const& of_tile : kTilesOfPlain) product = std::min(product, product_ns(of_tile, call, sm_count));
-  }
+  for (Facts const& of_tile : kTilesOfPlain) product = std::min(product, product_ns(of_tile, call, sm_count));
   return product + kActivationNs + kMoved * static_cast<double>(call.sizes[kSizeM]) * static_cast<double>(call.sizes[kSizeN]) / kMoving;
 }
 

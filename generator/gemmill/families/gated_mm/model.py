@@ -29,10 +29,6 @@ _ACTIVATION_NS, _MOVED, _MOVING = 1300.0, 2.5, 3000.0
 nanosecond."""
 
 
-PLAIN, OWN_TILE = 1, 2
-"""Kinds of parts. Mirrored by kernels/gated_mm/model.h."""
-
-
 class RowFacts(NamedTuple):
     """The inputs of the model for a variant. Mirrors `Facts` in kernels/gated_mm/model.h."""
 
@@ -47,14 +43,9 @@ class RowFacts(NamedTuple):
     overlaps: int
     """1 where a tile ends while the tensor core multiplies the next one: the last alone takes time of its own."""
     parts: int
-    """PLAIN where a plain GEMM stores the product and a kernel of its own activates it: other facts mean nothing then. OWN_TILE where
-    this tile stores the product."""
+    """1 where a plain GEMM stores the product and a kernel of its own activates it: other facts mean nothing then."""
     cluster: int = 1
     """CTAs of a cluster along M, which have a tile each, with rows or not."""
-    activates: int = 0
-    """Of OWN_TILE, the class of calls whose PLAIN row has the kernel that activates the product."""
-    result_group: int = 0
-    """Of OWN_TILE, results of a row that share a scale; 0 where none do."""
 
 
 def _plain(tile_m: int, tile_n: int, step_ps: int, overlaps: int = 0) -> RowFacts:
@@ -77,8 +68,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     facts: RowFacts = row.facts
     if not facts.parts:
         return _product_ns(facts, call, sm_count)
-    tiles = (facts,) if facts.parts == OWN_TILE else _PLAIN
-    product = min(_product_ns(of_tile, call, sm_count) for of_tile in tiles)
+    product = min(_product_ns(of_tile, call, sm_count) for of_tile in _PLAIN)
     return product + _ACTIVATION_NS + _MOVED * float(m) * float(n) / _MOVING
 
 
