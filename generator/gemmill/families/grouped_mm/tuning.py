@@ -22,9 +22,9 @@ _LOADED = 95
 """Bytes a nanosecond that one multiprocessor loads."""
 _FIRST_PERMILLE = 2460
 """Of the time to load a stage, until the first has come."""
-_END_NS = {KernelSchedule.BASIC: 120, KernelSchedule.COOPERATIVE: 224, KernelSchedule.PINGPONG: 593}
+_BASIC_END_NS, _COOPERATIVE_END_NS, _PINGPONG_END_NS = 120, 224, 593
 _END_OF_PAIR_NS, _PAIR_PERMILLE = 840, 900
-"""Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
+"""Nanoseconds to end a tile, by schedule, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
 take where an expert has a whole band of tiles. There they gain 2 to 9 % from 4,096 along K on. Elsewhere they lose 1 %
 (H200, 2026-11-23; docs/notes/grouped_mm.md)."""
 _UNALIGNED_STEP, _UNALIGNED_STEP_PS, _UNALIGNED_END_NS = 128, 2_000_000, 3000
@@ -60,6 +60,7 @@ def _facts(config: AnyConfig) -> RowFacts:
     loaded = (facts.tile_m + facts.tile_n) * size * k // _LOADED
     gathered = gathering_ns(facts.tile_m) * size * k // _GATHERED_STEP if config.operands.indexed else 0
     step_ns = max(products, loaded, promoted_ns(facts, k)) + gathered
+    ends = {KernelSchedule.BASIC: _BASIC_END_NS, KernelSchedule.COOPERATIVE: _COOPERATIVE_END_NS}
     return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
@@ -68,7 +69,7 @@ def _facts(config: AnyConfig) -> RowFacts:
         step_ps=1000 * step_ns,
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
         bits=8 * size,
-        end_ns=_END_OF_PAIR_NS if is_pair else _END_NS[config.design.kernel_schedule],
+        end_ns=_END_OF_PAIR_NS if is_pair else ends.get(config.design.kernel_schedule, _PINGPONG_END_NS),
         first_ns=loaded * _FIRST_PERMILLE // 1000,
         n_multiple=_STORED,
     )
