@@ -47,12 +47,14 @@ GROUPED = {
     "_PACKED_BLOCK_NS": grouped_tuning,
     "_PACKED_ROW_PS": grouped_tuning,
     "_PACKED_END_NS": grouped_tuning,
+    "_SHARED_PERMILLE": grouped_tuning,
     "_BEGIN_NS": grouped_model,
     "_MEMORY": grouped_model,
 }
 SPARSE = {
     "_PRODUCTS": sparse_tuning,
     "_LOADED": sparse_tuning,
+    "_BASIC_TILE_NS": sparse_tuning,
     "_TILE_NS": sparse_tuning,
     "_HIDING_TILE_NS": sparse_tuning,
     "_BEGIN_NS": sparse_model,

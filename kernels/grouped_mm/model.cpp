@@ -8,16 +8,16 @@
 namespace gemmill::moe {
 namespace {
 
-constexpr double kBeginNs = 344.0, kMemory = 9950.0;
+constexpr double kBeginNs = 191.0, kMemory = 13860.0;
 constexpr int64_t kBand = 16;
-constexpr double kQuantiles[] = {-1.2816, -0.5244, 0.0, 0.5244, 1.2816};
+constexpr double kQuantiles[] = {-1.6449, -1.0364, -0.6745, -0.3853, -0.1257, 0.1257, 0.3853, 0.6745, 1.0364, 1.6449};
 
 double tiles_of(double rows, int64_t tile_m) {
   double tiles = 0.0;
   for (double const quantile : kQuantiles) {
     tiles += std::max(std::ceil((rows + quantile * std::sqrt(rows)) / static_cast<double>(tile_m)), 1.0);
   }
-  return tiles / 5.0;
+  return tiles / 10.0;
 }
 
 }  // namespace
@@ -33,7 +33,8 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const active = std::max<int64_t>(std::min(m, call.sizes[kSizeExperts]), 1);
   double const tiles_of_expert = tiles_of(static_cast<double>(m) / static_cast<double>(active), row.tile_m);
   int64_t const across = ceil_div(n, row.tile_n * row.tiles_together) * row.tiles_together;
-  double const of_sm = std::ceil(static_cast<double>(active) * tiles_of_expert * static_cast<double>(across) / static_cast<double>(sm_count));
+  double const room = static_cast<double>(sm_count) * static_cast<double>(row.room_permille) / 1000.0;
+  double const of_sm = std::ceil(static_cast<double>(active) * tiles_of_expert * static_cast<double>(across) / room);
   int64_t const step_ps = tiles_of_expert >= kBand ? row.step_of_band_ps : row.step_ps;
   double const tile = static_cast<double>(ceil_div(k, row.tile_k)) * static_cast<double>(step_ps) / 1000.0 + static_cast<double>(row.end_ns);
   double const memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(row.bits) / 8.0 / kMemory;

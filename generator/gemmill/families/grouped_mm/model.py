@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS = 344.0
+_BEGIN_NS = 191.0
 """Nanoseconds to launch and to find rows, those apart that the rest of the time hides."""
-_MEMORY = 9950.0
+_MEMORY = 13860.0
 """Bytes that memory reads in a nanosecond, as far as no other work hides it."""
 _BAND = 16
 """Tiles of an expert's rows that share a sweep over its columns (gemmill.gemm.experts)."""
-_QUANTILES = (-1.2816, -0.5244, 0.0, 0.5244, 1.2816)
-"""Of the normal distribution, at 10, 30, 50, 70 and 90 %."""
+_QUANTILES = (-1.6449, -1.0364, -0.6745, -0.3853, -0.1257, 0.1257, 0.3853, 0.6745, 1.0364, 1.6449)
+"""Of the normal distribution, at 5, 15 and so on to 95 %."""
 
 
 class RowFacts(NamedTuple):
@@ -39,6 +39,8 @@ class RowFacts(NamedTuple):
     """Bits of an element of the weights; of A too with unpacked weights."""
     end_ns: int
     """Nanoseconds of a tile's epilogue, as far as nothing else is done meanwhile."""
+    room_permille: int
+    """Multiprocessors among which tiles are dealt evenly."""
     first_ns: int
     """Nanoseconds until the first step can be multiplied."""
     n_multiple: int = 1
@@ -50,7 +52,7 @@ def tiles_of(rows: float, tile_m: int) -> float:
     tiles = 0.0
     for quantile in _QUANTILES:
         tiles += max(math.ceil((rows + quantile * math.sqrt(rows)) / float(tile_m)), 1)
-    return tiles / 5.0
+    return tiles / 10.0
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -60,7 +62,8 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active = max(min(m, experts), 1)
     tiles_of_expert = tiles_of(float(m) / float(active), facts.tile_m)
     across = -(-n // (facts.tile_n * facts.tiles_together)) * facts.tiles_together
-    of_sm = math.ceil(float(active) * tiles_of_expert * float(across) / float(sm_count))
+    room = float(sm_count) * float(facts.room_permille) / 1000.0
+    of_sm = math.ceil(float(active) * tiles_of_expert * float(across) / room)
     step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps
     tile = float(-(-k // facts.tile_k)) * float(step_ps) / 1000.0 + float(facts.end_ns)
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY

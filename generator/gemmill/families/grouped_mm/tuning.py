@@ -16,14 +16,14 @@ from gemmill.gemm.expert_rows import gathering_ns
 from gemmill.gemm.promotion import promoted_ns
 from gemmill.vocab import KernelSchedule
 
-_PRODUCTS = 5500
+_PRODUCTS = 5474
 """Multiply-adds of 8-bit operands a nanosecond that the model gives one multiprocessor."""
-_LOADED = 95
+_LOADED = 82
 """Bytes a nanosecond that one multiprocessor loads."""
-_FIRST_PERMILLE = 2460
+_FIRST_PERMILLE = 3420
 """Of the time to load a stage, until the first has come."""
-_BASIC_END_NS, _COOPERATIVE_END_NS, _PINGPONG_END_NS = 120, 224, 593
-_END_OF_PAIR_NS, _PAIR_PERMILLE = 840, 900
+_BASIC_END_NS, _COOPERATIVE_END_NS, _PINGPONG_END_NS = 43, 29, 288
+_END_OF_PAIR_NS, _PAIR_PERMILLE = 700, 900
 """Nanoseconds to end a tile, by schedule, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
 take where an expert has a whole band of tiles. There they gain 2 to 9 % from 4,096 along K on. Elsewhere they lose 1 %
 (H200, 2026-11-23; docs/notes/grouped_mm.md)."""
@@ -50,6 +50,7 @@ def _facts(config: AnyConfig) -> RowFacts:
             step_of_band_ps=step_ps,
             bits=8 * size,
             end_ns=_UNALIGNED_END_NS,
+            room_permille=_ALL_PERMILLE,
             first_ns=0,
         )
     if isinstance(config, PackedGroupedConfig):
@@ -70,14 +71,18 @@ def _facts(config: AnyConfig) -> RowFacts:
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
         bits=8 * size,
         end_ns=_END_OF_PAIR_NS if is_pair else ends.get(config.design.kernel_schedule, _PINGPONG_END_NS),
+        room_permille=_ALL_PERMILLE,
         first_ns=loaded * _FIRST_PERMILLE // 1000,
         n_multiple=_STORED,
     )
 
 
-_PACKED_STEP, _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 128, 117, 2860, 2480
+_PACKED_STEP, _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 128, 75, 2990, 911
 """Columns of a step; nanoseconds to make operands of 64 x 128 packed weights, picoseconds for each row of A, and nanoseconds to
 end a tile, which CTAs of a multiprocessor do at once."""
+_ALL_PERMILLE, _SHARED_PERMILLE = 1000, 760
+"""Multiprocessors that are busy before any has two CTAs, of kernels with room for one and for two: the latter take up to half longer at
+110 tiles than at 96 (H200, 2026-11-28, seed 2811421)."""
 
 
 def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
@@ -93,6 +98,7 @@ def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
         step_of_band_ps=step_ps,
         bits=config.format.code.bits,
         end_ns=_PACKED_END_NS // config.ctas_of_sm,
+        room_permille=_SHARED_PERMILLE if config.ctas_of_sm > 1 else _ALL_PERMILLE,
         first_ns=0,
     )
 
