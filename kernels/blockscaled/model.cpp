@@ -22,7 +22,11 @@ int64_t ctas_of(Facts const& row, Call const& call) {
 double turn_ns(Facts const& row, int64_t k, int64_t on_sm) {
   int64_t const steps = ceil_div(ceil_div(k, row.step_columns), row.splits);
   double const step = static_cast<double>(row.step_ps);
-  double const each = on_sm == 1 ? step / 1000.0 : std::max(step / 1000.0, static_cast<double>(on_sm * row.shared_permille) * step / 1e6);
+  double each = step / 1000.0;
+  if (on_sm > 1) {
+    double const of_all = std::max(each, static_cast<double>(row.ctas_of_sm * row.shared_permille) * step / 1e6);
+    each += (of_all - each) * static_cast<double>(on_sm - 1) / static_cast<double>(row.ctas_of_sm - 1);
+  }
   double const fill = on_sm == 1 ? kFillNs : static_cast<double>(on_sm) * kFillSharedNs;
   double const of_sum = row.splits == 1 ? kSumNs : kSumOfSlicesNs;
   return fill + static_cast<double>(steps) * each + kMeetingNs[row.splits] + of_sum * static_cast<double>(row.tile_m * row.tile_n);
@@ -40,8 +44,12 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   double const m = static_cast<double>(call.sizes[kSizeM]), n = static_cast<double>(call.sizes[kSizeN]), k = static_cast<double>(call.sizes[kSizeK]);
   int64_t const ctas = ctas_of(row, call), sms = std::max<int64_t>(std::max<int64_t>(sm_count / row.sms, 1) * kReached[row.ctas_of_sm > 1][row.splits] / 1000, 1);
   int64_t const on_sm = std::min(row.ctas_of_sm, ceil_div(ctas, sms)), turns = ctas / (sms * on_sm), left = ctas % (sms * on_sm);
-  double working = static_cast<double>(turns) * turn_ns(row, call.sizes[kSizeK], on_sm);
-  if (left > 0) working += turn_ns(row, call.sizes[kSizeK], ceil_div(left, sms));
+  double const of_turn = turn_ns(row, call.sizes[kSizeK], on_sm);
+  double working = static_cast<double>(turns) * of_turn;
+  if (left > 0) {
+    double const alone = turn_ns(row, call.sizes[kSizeK], ceil_div(left, sms)), part = of_turn * static_cast<double>(left) / static_cast<double>(sms * on_sm);
+    working += turns == 0 ? alone : part + static_cast<double>(row.left_permille) / 1000.0 * (alone - part);
+  }
   double const of_a = m * k * static_cast<double>(row.a_bits) / 128.0, of_b = n * k * static_cast<double>(row.b_bits) / 128.0;
   double const again = of_a * static_cast<double>(ceil_div(call.sizes[kSizeN], row.tile_n)) / kL2;
   double const memory = (of_a + of_b + 2.0 * m * n) / static_cast<double>(row.memory) + again;

@@ -7,7 +7,7 @@ namespace gemmill::blockscaled {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t splits, tile_m, tile_n, sms, ctas_of_sm, step_columns, step_ps, shared_permille, a_bits, b_bits, memory, k_multiple;
+  int64_t splits, tile_m, tile_n, sms, ctas_of_sm, step_columns, step_ps, shared_permille, left_permille, a_bits, b_bits, memory, k_multiple;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

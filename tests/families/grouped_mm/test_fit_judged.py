@@ -45,8 +45,8 @@ def test_a_fit_finds_constants_that_made_the_times(monkeypatch):
 @pytest.mark.parametrize(
     ("told", "arguments", "sentence"),
     [
-        ({"kind": "sweep", "family": "grouped_mm"}, [], "is of kind sweep, family grouped_mm, expected a judge's of grouped_mm or sparse_mm"),
-        ({"kind": "judge", "family": "scaled_mm"}, [], "is of kind judge, family scaled_mm, expected a judge's of grouped_mm or sparse_mm"),
+        ({"kind": "sweep", "family": "grouped_mm"}, [], "is of kind sweep, family grouped_mm, expected a judge's of grouped_mm or sparse_mm or blockscaled"),
+        ({"kind": "judge", "family": "scaled_mm"}, [], "is of kind judge, family scaled_mm, expected a judge's of grouped_mm or sparse_mm or blockscaled"),
         ({"kind": "judge", "family": "sparse_mm", "rows": []}, [], "the results have 0 shapes to fit to, expected some, all of one family"),
         (None, ["--only", "_TILE_NS"], "--only '_TILE_NS' is none of _PRODUCTS, _LOADED"),
     ],

@@ -1,7 +1,7 @@
 """The analytic model that chooses among variants without measurements. Mirrors kernels/blockscaled/model.cpp.
 
-CTAs come in waves, as many at a time as a device has room for; the rest comes last, and has multiprocessors to itself.
-A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, which
+CTAs come in waves, as many at a time as a device has room for. The rest comes last: it takes its share of a wave, where
+CTAs of a multiprocessor end one after another, or has multiprocessors to itself (`left_permille`). A turn fills its stages, goes through its steps, and adds up partial sums. Two things limit a call: the steps, which
 upcast and multiply codes, and memory. Part of the lesser is not hidden. On Hopper the constants are fitted to times of
 an H200 (docs/notes/blockscaled.md). On Blackwell they are predictions from the peak of its tensor core. Tables of
 measured shapes have the last word.
@@ -49,7 +49,9 @@ class RowFacts(NamedTuple):
     step_ps: int
     """Picoseconds for a step of a CTA alone on a multiprocessor."""
     shared_permille: int
-    """Permille of `step_ps` that a step takes for each of the CTAs that share a multiprocessor."""
+    """Permille of `step_ps` that a step takes for each of the CTAs that share a multiprocessor, where as many do as fit."""
+    left_permille: int
+    """Permille of the time of the last CTAs, more than their share of a wave, that no other CTAs hide."""
     a_bits: int
     """Sixteenths of a bit that an element of A takes, with its part of a scale."""
     b_bits: int
@@ -72,9 +74,12 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     sms = max(sms * _REACHED[facts.ctas_of_sm > 1][facts.splits] // 1000, 1)
     on_sm = min(facts.ctas_of_sm, -(-ctas // sms))
     turns, left = divmod(ctas, sms * on_sm)
-    working = float(turns) * _turn_ns(facts, k, on_sm)
+    of_turn = _turn_ns(facts, k, on_sm)
+    working = float(turns) * of_turn
     if left:
-        working += _turn_ns(facts, k, -(-left // sms))
+        alone = _turn_ns(facts, k, -(-left // sms))
+        part = of_turn * float(left) / float(sms * on_sm)
+        working += alone if turns == 0 else part + float(facts.left_permille) / 1000.0 * (alone - part)
     of_a, of_b = float(m) * float(k) * float(facts.a_bits) / 128.0, float(n) * float(k) * float(facts.b_bits) / 128.0
     again = of_a * float(-(-n // facts.tile_n)) / _L2
     memory = (of_a + of_b + 2.0 * float(m) * float(n)) / float(facts.memory) + again
@@ -82,11 +87,16 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 
 def _turn_ns(facts: RowFacts, k: int, on_sm: int) -> float:
-    """Of CTAs of which so many share a multiprocessor. A step takes each no less time than a CTA alone."""
+    """Of CTAs of which so many share a multiprocessor. A step takes each no less time than a CTA alone, and evenly more
+    with each other CTA.
+    """
     all_steps = -(-k // facts.step_columns)
     steps = -(-all_steps // facts.splits)
     step = float(facts.step_ps)
-    each = max(step / 1000.0, float(on_sm * facts.shared_permille) * step / 1e6) if on_sm > 1 else step / 1000.0
+    each = step / 1000.0
+    if on_sm > 1:
+        of_all = max(each, float(facts.ctas_of_sm * facts.shared_permille) * step / 1e6)
+        each += (of_all - each) * float(on_sm - 1) / float(facts.ctas_of_sm - 1)
     fill = _FILL_NS if on_sm == 1 else float(on_sm) * _FILL_SHARED_NS
     of_sum = _SUM_NS if facts.splits == 1 else _SUM_OF_SLICES_NS
     return fill + float(steps) * each + _MEETING_NS[facts.splits] + of_sum * float(facts.tile_m * facts.tile_n)

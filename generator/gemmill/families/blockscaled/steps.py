@@ -33,15 +33,15 @@ _OF_WARPGROUPS = {
     (2, 256, 1, 2, 3): (1293, 775),
 }
 _OF_FEW = {
-    (8, 4): (3072, 361),
-    (8, 8): (4843, 497),
-    (16, 4): (3285, 413),
-    (16, 8): (5859, 510),
+    (8, 4): (3080, 292),
+    (8, 8): (4424, 507),
+    (16, 4): (3622, 291),
+    (16, 8): (5091, 271),
 }
 """Nanoseconds and permille for 128 columns of each warp, by rows of A and warps."""
 _OF_WORDS = {
-    (64, 256): (1501, 602),
-    (128, 256): (1504, 607),
+    (64, 256): (1524, 587),
+    (128, 256): (1497, 607),
 }
 """Nanoseconds and permille for 64 columns, by rows of A and rows of B."""
 _OF_FOLDED = {
@@ -73,10 +73,29 @@ of K cost a twentieth.
 """
 
 _OF_PIECES = {
-    64: (1175, 358),
-    128: (2113, 469),
+    (Pair.FLOATS_MXFP6, 64): (1540, 428),
+    (Pair.FLOATS_MXFP6, 128): (2549, 411),
+    (Pair.FLOATS_MXFP8, 64): (1336, 481),
+    (Pair.FLOATS_MXFP8, 128): (2130, 639),
+    (Pair.NVFP4, 64): (866, 507),
+    (Pair.NVFP4, 128): (1793, 604),
+    (Pair.MXFP8, 64): (1458, 307),
+    (Pair.MXFP8, 128): (1976, 278),
+    (Pair.MXFP8_MXFP6, 64): (1266, 339),
+    (Pair.MXFP8_MXFP6, 128): (1656, 602),
 }
-"""Nanoseconds and permille for 64 columns of both operands, by the rows and columns of a tile."""
+"""Nanoseconds and permille for 64 columns of both operands, by the pair and the rows and columns of a tile."""
+_OF_OTHER_PIECES = {64: (1175, 358), 128: (2113, 469)}
+"""The same of pairs that nobody timed."""
+_OF_CODES_FEW = {
+    (Pair.FLOATS_MXFP6, 8): (3736, 340),
+    (Pair.FLOATS_MXFP6, 16): (3831, 341),
+    (Pair.FLOATS_MXFP8, 8): (3231, 331),
+    (Pair.FLOATS_MXFP8, 16): (3686, 231),
+    (Pair.MXFP8, 8): (4341, 291),
+    (Pair.MXFP8_MXFP6, 8): (4197, 320),
+}
+"""Nanoseconds and permille for 128 columns of each of four warps, by the pair and rows of A."""
 _OF_OTHER_FEW = {
     (4, 8): (4800, 333),
     (4, 16): (9048, 333),
@@ -85,23 +104,23 @@ _OF_OTHER_FEW = {
     (8, 8): (2903, 475),
     (8, 16): (4081, 335),
 }
-"""Nanoseconds and permille for 128 columns of each of four warps, by the bits of a weight and rows of A. Those of 4 bits are
-from four times of 8192 x 8192 (docs/notes/blockscaled.md)."""
+"""The same of other pairs, by the bits of a weight and rows of A. Those of 4 bits are from four times of 8192 x 8192
+(docs/notes/blockscaled.md)."""
 _OF_RING = {
-    (8, 4, 3): (1309, 529),
-    (8, 8, 4): (1161, 1000),
-    (16, 4, 2): (1935, 401),
-    (16, 4, 4): (1581, 441),
-    (16, 8, 4): (1669, 1000),
+    (8, 4, 3): (1332, 415),
+    (8, 8, 4): (1262, 1000),
+    (16, 4, 2): (2335, 275),
+    (16, 4, 4): (1619, 358),
+    (16, 8, 4): (1817, 1000),
 }
 """Nanoseconds and permille of warps that ask for 4-bit codes of both operands ahead, by rows of A, warps and stages."""
 _OF_OTHER_RING = {
     (4, 8): (1800, 500),
     (4, 16): (3800, 500),
-    (6, 8): (3313, 644),
-    (6, 16): (3347, 469),
-    (8, 8): (2395, 507),
-    (8, 16): (2971, 671),
+    (6, 8): (3984, 518),
+    (6, 16): (3414, 307),
+    (8, 8): (2031, 717),
+    (8, 16): (2566, 753),
 }
 """Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
 are by times of throw-away kernels."""
@@ -114,25 +133,34 @@ _OF_TMA = {
     (Pair.FLOATS_MXFP4, 8, 8): (3260, 1000),
     (Pair.FLOATS_MXFP4, 16, 4): (2000, 1000),
     (Pair.FLOATS_MXFP4, 32, 4): (2640, 1000),
-    (Pair.FLOATS_MXFP6, 8, 4): (1460, 750),
-    (Pair.FLOATS_MXFP6, 8, 8): (2320, 1000),
-    (Pair.FLOATS_MXFP6, 16, 4): (1710, 620),
-    (Pair.FLOATS_MXFP6, 16, 8): (2150, 1000),
-    (Pair.FLOATS_MXFP6, 32, 4): (1440, 1000),
-    (Pair.FLOATS_MXFP8, 8, 4): (1360, 780),
-    (Pair.FLOATS_MXFP8, 8, 8): (2180, 1000),
-    (Pair.FLOATS_MXFP8, 16, 4): (1600, 630),
-    (Pair.FLOATS_MXFP8, 16, 8): (2070, 1000),
-    (Pair.FLOATS_MXFP8, 32, 4): (1320, 1000),
+    (Pair.FLOATS_MXFP6, 8, 4): (1409, 657),
+    (Pair.FLOATS_MXFP6, 8, 8): (2238, 1000),
+    (Pair.FLOATS_MXFP6, 16, 4): (1695, 642),
+    (Pair.FLOATS_MXFP6, 16, 8): (1988, 1000),
+    (Pair.FLOATS_MXFP6, 32, 4): (1484, 1000),
+    (Pair.FLOATS_MXFP8, 8, 4): (1337, 621),
+    (Pair.FLOATS_MXFP8, 8, 8): (1715, 1000),
+    (Pair.FLOATS_MXFP8, 16, 4): (1685, 572),
+    (Pair.FLOATS_MXFP8, 16, 8): (2126, 1000),
+    (Pair.FLOATS_MXFP8, 32, 4): (1454, 1000),
 }
 """Nanoseconds and permille of a stage of every warp that TMA feeds, by rows of A and warps."""
 _OF_AHEAD = {
-    (64, 128): (847, 563),
-    (64, 256): (1154, 651),
-    (128, 128): (1127, 558),
-    (128, 256): (1187, 1000),
+    (64, 128): (851, 530),
+    (64, 256): (1101, 631),
+    (128, 128): (1032, 581),
+    (128, 256): (1132, 1000),
 }
 """As `_OF_WORDS`, for codes with a prefetch distance of two steps."""
+_LEFT_PERMILLE: dict[FewLoop | ManyLoop, int] = {
+    FewLoop.REGISTERS: 433,
+    FewLoop.RING: 424,
+    FewLoop.TMA: 811,
+    ManyLoop.PIECES: 591,
+    ManyLoop.WORDS: 729,
+    ManyLoop.AHEAD: 1000,
+}
+"""`RowFacts.left_permille` by the main loop. CTAs of other kernels end together, and the last wait for all before them."""
 _WAITING_PERMILLE = 667
 """Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -168,12 +196,17 @@ def step_of(config: AnyConfig) -> Step:
             return _of_pair(config)
 
 
+def left_permille_of(config: AnyConfig) -> int:
+    """`RowFacts.left_permille` of a kernel."""
+    return _LEFT_PERMILLE[config.design.main_loop] if isinstance(config, FewConfig | ManyConfig) else 1000
+
+
 def _of_many(config: ManyConfig) -> tuple[int, int]:
     """Picoseconds, and permille of them for each of the CTAs that share a multiprocessor."""
     tile_m, tile_n = config.design.tile_mn
     match config.design.main_loop:
         case ManyLoop.PIECES:
-            nanoseconds, permille = _OF_PIECES[tile_m]
+            nanoseconds, permille = _OF_PIECES.get((config.pair, tile_m), _OF_OTHER_PIECES[tile_m])
         case ManyLoop.WORDS:
             nanoseconds, permille = _OF_WORDS.get((tile_m, tile_n), (tile_m * tile_n // 20, 700))
         case ManyLoop.AHEAD:
@@ -210,7 +243,8 @@ def _of_few(config: FewConfig) -> tuple[int, int]:
     if d.main_loop is FewLoop.TMA:
         nanoseconds, permille = _OF_TMA.get((config.pair, d.tile_m, d.warps), (100 * d.tile_m * d.warps, _SHARED))
     elif d.main_loop is FewLoop.REGISTERS:
-        nanoseconds, permille = _OF_FEW[d.tile_m, d.warps] if config.in_words else _OF_OTHER_FEW[bits, d.tile_m]
+        other = _OF_CODES_FEW.get((config.pair, d.tile_m)) or _OF_OTHER_FEW[bits, d.tile_m]
+        nanoseconds, permille = _OF_FEW[d.tile_m, d.warps] if config.in_words else other
     elif config.in_words and (d.tile_m, d.warps, d.stages) in _OF_RING:
         nanoseconds, permille = _OF_RING[d.tile_m, d.warps, d.stages]
     else:

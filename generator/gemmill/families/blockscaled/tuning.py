@@ -10,7 +10,7 @@ from gemmill.families.blockscaled.model import RowFacts, model_ns, refuses
 from gemmill.families.blockscaled.order import order_of
 from gemmill.families.blockscaled.pairs import CODE_PAIRS, SPREAD_PAIRS
 from gemmill.families.blockscaled.shaped_call import SPREAD_BYTES
-from gemmill.families.blockscaled.steps import step_of
+from gemmill.families.blockscaled.steps import left_permille_of, step_of
 from gemmill.families.blockscaled.sweep import SWEEP
 from gemmill.family import Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -36,6 +36,7 @@ def _facts(config: AnyConfig) -> RowFacts:
         step_columns=step.columns,
         step_ps=step.picoseconds,
         shared_permille=step.shared_permille,
+        left_permille=left_permille_of(config),
         a_bits=16 * pair.a_bits if pair.a_format is None else _bits(pair.a_format),
         b_bits=_bits(pair.b_format),
         memory=_MEMORY[config.arch],
