@@ -193,9 +193,10 @@ class Place:
 
     def set(self, value: Any) -> None:
         """Put another number there."""
-        if self.key is None:
-            return setattr(self.module, self.name, value)
         table = getattr(self.module, self.name)
+        if self.key is None:
+            setattr(self.module, self.name, value)
+            return
         if self.index is not None:
             entry = table[self.key]
             value = (*entry[: self.index], value, *entry[self.index + 1 :])

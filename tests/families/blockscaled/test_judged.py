@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import fit_judged as program  # noqa: E402
 
-FITTED = ROOT / "benchmarks/results/judge-pairs-2811424-h200-2026-11-28.jsonl.xz"
+FITTED = ROOT / "benchmarks/results/judge-pairs-2811424-h200-2026-11-28.json.xz"
 OTHER = ROOT / "benchmarks/results/judge-pairs-2811810-h200-2026-11-28.json.xz"
 TUNED = ROOT / "benchmarks/results/tune-tma-h200-2026-11-23.jsonl.xz"
 
@@ -76,5 +76,5 @@ def test_a_fit_finds_the_entries_of_a_table_that_made_the_times(monkeypatch):
 
 def test_a_journal_of_another_family_is_refused():
     journal = ROOT / "benchmarks/results/tune-boxes-h200-2026-11-22.jsonl.xz"
-    with pytest.raises(ValueError, match="is a journal with sm90a_.*, expected variants of blockscaled"):
+    with pytest.raises(ValueError, match=r"is a journal with sm90a_.*, expected variants of blockscaled"):
         program.read([journal])
