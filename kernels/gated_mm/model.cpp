@@ -26,7 +26,7 @@ double plain_ns(int64_t rows, int64_t columns, Call const& call, int64_t sm_coun
   int64_t const n = call.sizes[kSizeN], k = call.sizes[kSizeK];
   int64_t const tiles = ceil_div(call.sizes[kSizeM], rows) * ceil_div(n, columns), steps = ceil_div(k, kStep);
   int64_t const slices = std::max<int64_t>(std::min({kSlices, sm_count / std::max<int64_t>(tiles, 1), steps / kStepsOfSlice}), 1);
-  int64_t const waves = ceil_div(tiles * slices, sm_count);
+  int64_t const waves = ceil_div(tiles, sm_count);
   double const products = static_cast<double>(rows * columns * kStep), loaded = static_cast<double>((rows + columns) * kStep);
   double const step = std::max({products / kPlainProducts, loaded / kPlainLoaded, kPlainStepNs});
   double const working = static_cast<double>(waves * ceil_div(steps, slices)) * step + (slices > 1 ? kJoiningNs : 0.0);

@@ -94,7 +94,7 @@ def _plain_ns(tile: tuple[int, int], m: int, n: int, k: int, sm_count: int) -> f
     tiles = -(-m // rows) * -(-n // columns)
     steps = -(-k // _STEP)
     slices = max(min(_SLICES, sm_count // max(tiles, 1), steps // _STEPS_OF_SLICE), 1)
-    waves = -(-(tiles * slices) // sm_count)
+    waves = -(-tiles // sm_count)
     products, loaded = float(rows * columns * _STEP), float((rows + columns) * _STEP)
     step = max(products / _PLAIN_PRODUCTS, loaded / _PLAIN_LOADED, _PLAIN_STEP_NS)
     working = float(waves * -(-steps // slices)) * step + (_JOINING_NS if slices > 1 else 0.0)
