@@ -271,8 +271,8 @@ __device__ __forceinline__ void leave_empty_slices(Params const& params, Place c
   }
 }
 
-// Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first. A block has one slice, or with `kByGroup` each of
-// its groups a run of them.
+// Grid: with `kByGroup` batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first, and each of a block's groups has a
+// run of slices. Else slices of all sequences, KV heads and tiles, tiles first: a block has a slice of one of them.
 template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim, Shape::kValueDim> const params) {
@@ -288,13 +288,23 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   int const warp = threadIdx.x / 32;
   bool const produces = warp >= Shape::kConsumerWarps;
-  if (!produces) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  // Beyond a round a block may have no slice: then it ends before it makes a table.
+  bool const is_late = !kByGroup && blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
+  if (!produces && !is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
-  Place const at(params, Shape::kRows);
+  DealtSlice slice{};
+  if constexpr (!kByGroup) {
+    auto const stages_of = [&](int batch) { return static_cast<unsigned>(Place::stages_of(params.args, Place::length_of(params.args, batch))); };
+    slice = deal_by_length<Shape::kThreads / 32>(params.by_length, static_cast<int>(params.args.batch), Shape::kStartStages, stages_of,
+                                                 reinterpret_cast<uint2*>(shared + Shape::kEnd));
+    if (!slice.exists) return;
+    if (!produces && is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  }
+  Place const at = kByGroup ? Place(params, Shape::kRows) : Place(params, Shape::kRows, slice);
   Running<Shape> running;
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
-  Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run<1>(params, 0);
+  Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run(params.args, slice);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
     if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
@@ -311,11 +321,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     float2* const states = reinterpret_cast<float2*>(shared);
     float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
     sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
-    TileSums const tile(params, fresh(blockIdx.x), Shape::kRows);
-    leave_sums<Shape, Shape::kRows>(running, warp, 0, tile.rows, sums, states);
+    int const rows = rows_of_tile(params, fresh(blockIdx.x) % static_cast<uint32_t>(params.tiles), Shape::kRows);
+    leave_sums<Shape, Shape::kRows>(running, warp, 0, rows, sums, states);
     sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
     int64_t const to = static_cast<int64_t>(fresh(blockIdx.x)) * Shape::kRows;
-    join_sums<Shape, Shape::kConsumerWarps, Shape::kRows>(params.partial, threadIdx.x, to, 0, tile.rows, sums, states);
+    join_sums<Shape, Shape::kConsumerWarps, Shape::kRows>(params.partial, threadIdx.x, to, 0, rows, sums, states);
   }
 }
 
@@ -326,6 +336,8 @@ struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
   Deal deal;
+  int64_t free_slices;  // of all sequences where the device deals them out by length, at most; 0 where it does not
+  int64_t blocks_of_slice;
 
   DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows, int groups = 1) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
@@ -334,6 +346,16 @@ struct DecodePlan {
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
     deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices, groups);
+    blocks_of_slice = args.kv_heads * tiles;
+    free_slices = args.slices > 1 ? 0 : free_slices_of(args.batch, blocks_of_slice, stages, how.sm_count, args.half_waves, args.slices);
+  }
+  // Sums of slices, each of a tile's rows.
+  int64_t sums() const { return free_slices > 0 ? free_slices * blocks_of_slice : all_tiles * deal.slices; }
+  int64_t blocks() const { return free_slices > 0 ? free_slices * blocks_of_slice : all_tiles * deal.blocks; }
+  // Of sums, and behind them where each sequence has its slices.
+  template <int kValueDim>
+  int64_t workspace(int tile_rows, int64_t batch) const {
+    return Partial<kValueDim>::bytes(sums() * tile_rows) + (free_slices > 0 ? batch * static_cast<int64_t>(sizeof(int2)) : 0);
   }
 };
 
@@ -347,8 +369,7 @@ int tile_rows_of(gemmill_kv_attention_args const& args) {
 template <int kHeadDim, int kValueDim = kHeadDim>
 int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
   int const tile_rows = tile_rows_of<kHeadDim>(args);
-  DecodePlan const plan(args, how, tile_rows);
-  return Partial<kValueDim>::bytes(plan.all_tiles * plan.deal.slices * tile_rows);
+  return DecodePlan(args, how, tile_rows).workspace<kValueDim>(tile_rows, args.batch);
 }
 
 template <class Variant, class Element, class Shape>
@@ -356,14 +377,17 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   constexpr int kHeadDim = Shape::kHeadDim, kValueDim = Shape::kValueDim, kSharedBytes = Shape::kSharedBytes;
   DecodePlan const plan(args, how, Shape::kRows, Shape::kGroups);
   if (plan.all_tiles == 0) return 0;
-  auto const partial = Partial<kValueDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
+  int64_t const sums = plan.sums() * Shape::kRows;
+  auto const partial = Partial<kValueDim>::at(how.workspace, sums);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
   int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
-  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f};
+  LengthDeal const by_length{reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.free_slices),
+                             static_cast<int>(plan.blocks_of_slice), how.sm_count};
+  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f, by_length};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   void* to_attend[] = {&params};
-  LaunchShape const attends{dim3(static_cast<unsigned>(plan.all_tiles * plan.deal.blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
+  LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks())), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   auto const launch = [&]<bool kByGroup>() -> int32_t {
     constexpr auto attend = attend_slice<Variant, Element, Shape, kByGroup>;
     if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
@@ -375,11 +399,13 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   std::copy_n(signs.words, kValueDim / 32, value_signs.words);
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                        args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
+  bool const is_dealt = plan.free_slices > 0;
+  int64_t const most = is_dealt ? plan.free_slices - args.batch + 1 : slices;  // of a sequence
+  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group, is_dealt ? by_length.of_sequence : nullptr};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.
-  if (args.slices >= kManySlices || (kValueDim > 256 && slices > kManyThreads / 32)) {
+  if (args.slices >= kManySlices || (kValueDim > 256 && most > kManyThreads / 32)) {
     LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kValueDim + 2) * 4};
     return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
   }
