@@ -264,15 +264,27 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
 
 // States of slices without stages, whose sums nobody reads: a block leaves its share of them.
 template <class Params>
-__device__ __forceinline__ void leave_empty_slices(Params const& params, Place const& at, Run const& run, int rows) {
-  int64_t const first = TileSums(params, blockIdx.x, rows).first;
-  for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
+__device__ __forceinline__ void leave_empty_slices(Params const& params, DealtPart const& dealt, Run const& run, int rows) {
+  int64_t const first = TileSums(params, dealt.batch, rows).first;
+  for (int slice = run.filled + dealt.part; slice < params.slices; slice += dealt.parts) {
     if (threadIdx.x < rows) params.partial.max_sum[(first + slice) * rows + threadIdx.x] = make_float2(kNothing, 0.0f);
   }
 }
 
-// Grid: with `kByGroup` batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first, and each of a block's groups has a
-// run of slices. Else slices of all sequences, KV heads and tiles, tiles first: a block has a slice of one of them.
+// What the lengths deal out to a block.
+template <class Shape, bool kByGroup, class Params>
+__device__ __forceinline__ DealtPart part_of_block(Params const& params, uint2* tried) {
+  constexpr int kWarps = Shape::kThreads / 32;
+  constexpr float kStart = static_cast<float>(Shape::kStartStages);
+  auto const stages_of = [&](int i) { return static_cast<float>(Place::stages_of(params.args, Place::length_of(params.args, i))); };
+  int const batch = static_cast<int>(params.args.batch);
+  if constexpr (!kByGroup) return deal_by_length<kWarps>(params.by_length, FreeParts{kStart}, batch, stages_of, tried);
+  FixedParts const kind{kStart, static_cast<float>(params.slices), static_cast<float>(params.least), static_cast<float>(Shape::kGroups), 2.0f};
+  return deal_by_length<kWarps>(params.by_length, kind, batch, stages_of, tried);
+}
+
+// Grid: parts of all sequences, KV heads and tiles of rows in one number, tiles first. A block's part is a slice, or with `kByGroup` a run of
+// slices of each of its groups.
 template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim, Shape::kValueDim> const params) {
@@ -282,36 +294,32 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
-    if constexpr (kByGroup) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, blockIdx.x, Shape::kRows);
     publish_barriers();
   }
   __syncthreads();
   int const warp = threadIdx.x / 32;
   bool const produces = warp >= Shape::kConsumerWarps;
-  // Beyond a round a block may have no slice: then it ends before it makes a table.
-  bool const is_late = !kByGroup && blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
+  // Beyond a round a block may have nothing to do: then it ends before it makes a table.
+  bool const is_late = blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
   if (!produces && !is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
-  DealtSlice slice{};
-  if constexpr (!kByGroup) {
-    auto const stages_of = [&](int batch) { return static_cast<unsigned>(Place::stages_of(params.args, Place::length_of(params.args, batch))); };
-    slice = deal_by_length<Shape::kThreads / 32>(params.by_length, static_cast<int>(params.args.batch), Shape::kStartStages, stages_of,
-                                                 reinterpret_cast<uint2*>(shared + Shape::kEnd));
-    if (!slice.exists) return;
-    if (!produces && is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
-  }
-  Place const at = kByGroup ? Place(params, Shape::kRows) : Place(params, Shape::kRows, slice);
+  constexpr int kTakers = kByGroup ? Shape::kGroups : 1;
+  DealtPart const dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kEnd));
+  if (!dealt.exists) return;
+  if (!produces && is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  if (kByGroup && threadIdx.x == 0) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, dealt.batch, Shape::kRows);
+  Place const at(params, Shape::kRows, dealt);
   Running<Shape> running;
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
-  Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run(params.args, slice);
+  Run const run = at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? params.least : 1, kByGroup ? group : 0);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
     if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
-  if constexpr (kByGroup) leave_empty_slices(params, at, run, Shape::kRows);
+  if constexpr (kByGroup) leave_empty_slices(params, dealt, run, Shape::kRows);
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   if constexpr (kByGroup) {
@@ -336,8 +344,8 @@ struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
   Deal deal;
-  int64_t free_slices;  // of all sequences where the device deals them out by length, at most; 0 where it does not
-  int64_t blocks_of_slice;
+  int64_t blocks_of_part, parts;  // of all sequences, at most, where lengths deal tokens out
+  bool is_fixed;                  // each tile has `deal.slices`; else each part is one
 
   DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows, int groups = 1) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
@@ -346,16 +354,16 @@ struct DecodePlan {
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
     deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices, groups);
-    blocks_of_slice = args.kv_heads * tiles;
-    free_slices = args.slices > 1 ? 0 : free_slices_of(args.batch, blocks_of_slice, stages, how.sm_count, args.half_waves, args.slices);
+    blocks_of_part = args.kv_heads * tiles, is_fixed = args.slices > 1;
+    parts = parts_of(args.batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
   }
+  int64_t blocks() const { return parts * blocks_of_part; }
   // Sums of slices, each of a tile's rows.
-  int64_t sums() const { return free_slices > 0 ? free_slices * blocks_of_slice : all_tiles * deal.slices; }
-  int64_t blocks() const { return free_slices > 0 ? free_slices * blocks_of_slice : all_tiles * deal.blocks; }
+  int64_t sums() const { return is_fixed ? all_tiles * deal.slices : blocks(); }
   // Of sums, and behind them where each sequence has its slices.
   template <int kValueDim>
   int64_t workspace(int tile_rows, int64_t batch) const {
-    return Partial<kValueDim>::bytes(sums() * tile_rows) + (free_slices > 0 ? batch * static_cast<int64_t>(sizeof(int2)) : 0);
+    return Partial<kValueDim>::bytes(sums() * tile_rows) + (is_fixed ? 0 : batch * static_cast<int64_t>(sizeof(int2)));
   }
 };
 
@@ -382,8 +390,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
   int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
-  LengthDeal const by_length{reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.free_slices),
-                             static_cast<int>(plan.blocks_of_slice), how.sm_count};
+  LengthDeal const by_length{plan.is_fixed ? nullptr : reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.parts),
+                             static_cast<int>(plan.blocks_of_part), how.sm_count};
   DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f, by_length};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   void* to_attend[] = {&params};
@@ -399,9 +407,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   std::copy_n(signs.words, kValueDim / 32, value_signs.words);
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                        args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  bool const is_dealt = plan.free_slices > 0;
-  int64_t const most = is_dealt ? plan.free_slices - args.batch + 1 : slices;  // of a sequence
-  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group, is_dealt ? by_length.of_sequence : nullptr};
+  int64_t const most = plan.is_fixed ? slices : plan.parts - args.batch + 1;  // of a sequence
+  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group, by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.

@@ -105,7 +105,7 @@ struct DecodeParams {
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
-  LengthDeal by_length;       // where slices are free
+  LengthDeal by_length;
 };
 
 // The slices of a sequence's stages, and a taker's run of them. Slices have as many stages as any, but for the last one that has some:
@@ -142,9 +142,9 @@ struct TileSums {
   int rows;
 
   template <class Params>
-  __device__ __forceinline__ TileSums(Params const& params, uint32_t block, int tile_rows) {
-    uint32_t const tile = block / static_cast<uint32_t>(params.blocks);
-    first = static_cast<int64_t>(tile) * params.slices;
+  __device__ __forceinline__ TileSums(Params const& params, int batch, int tile_rows) {
+    uint32_t const tiles = params.by_length.blocks_of_part, tile = blockIdx.x % tiles;
+    first = (static_cast<int64_t>(batch) * tiles + tile) * params.slices;
     rows = rows_of_tile(params, tile % static_cast<uint32_t>(params.tiles), tile_rows);
   }
 };
@@ -153,7 +153,7 @@ struct TileSums {
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
-  int block;                          // of the tile's, or the slice
+  int block;                          // of the tile's, or the sequence's part
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
@@ -165,10 +165,10 @@ struct Place {
     first_row = static_cast<int64_t>(tile % tiles) * rows;
     length = length_of(args, batch);
   }
-  // Of slices that are dealt out by length.
+  // Where lengths deal tokens out.
   template <class Params>
-  __device__ Place(Params const& params, int rows, DealtSlice const& slice) : batch(slice.batch), block(slice.slice) {
-    uint32_t const tiles = params.tiles, of_heads = blockIdx.x % (static_cast<uint32_t>(params.args.kv_heads) * tiles);
+  __device__ Place(Params const& params, int rows, DealtPart const& dealt) : batch(dealt.batch), block(dealt.part) {
+    uint32_t const tiles = params.tiles, of_heads = blockIdx.x % static_cast<uint32_t>(params.by_length.blocks_of_part);
     kv_head = of_heads / tiles, first_row = static_cast<int64_t>(of_heads % tiles) * rows;
     length = length_of(params.args, batch);
   }
@@ -184,15 +184,10 @@ struct Place {
   static __device__ __forceinline__ int stages_of(gemmill_kv_attention_args const& args, int length) {
     return (length + kStageTokens - 1) / kStageTokens - first_stage_of(args, length);
   }
-  // Of the `taker`-th of the block's `kTakers` takers of slices.
-  template <int kTakers, class Params>
-  __device__ Run run(Params const& params, int taker) const {
-    return Run(first_stage_of(params.args, length), stages_of(params.args, length), params.slices, params.blocks * kTakers, params.least,
-               block * kTakers + taker);
-  }
-  // Of a slice that is the block's alone.
-  __device__ Run run(gemmill_kv_attention_args const& args, DealtSlice const& slice) const {
-    return Run(first_stage_of(args, length), stages_of(args, length), slice.slices, slice.slices, 1, block);
+  // Of the `taker`-th of the block's `kTakers` takers of `slices`.
+  template <int kTakers>
+  __device__ Run run(gemmill_kv_attention_args const& args, DealtPart const& dealt, int slices, int least, int taker) const {
+    return Run(first_stage_of(args, length), stages_of(args, length), slices, dealt.parts * kTakers, least, block * kTakers + taker);
   }
 };
 
