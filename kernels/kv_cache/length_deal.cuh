@@ -40,11 +40,12 @@ struct FreeParts {
 // A part is a run of slices of each of `groups` groups of warps; a sequence has `slices`, of `least` stages at least (slices.h).
 struct FixedParts {
   float start, slices, least, groups, sum;  // `sum`: stages in whose time a group sums up a slice
+  bool are_apart = false;                   // each slice is a part
 
   __device__ __forceinline__ float of_slice(float stages) const { return fmaxf(ceilf(stages / slices), least); }
   __device__ __forceinline__ float filled(float stages) const { return fmaxf(ceilf(stages / of_slice(stages)), 1.0f); }
   __device__ __forceinline__ float of(float stages, float of_share) const {
-    return fminf(fmaxf(ceilf(stages * of_share), 1.0f), filled(stages));
+    return are_apart ? filled(stages) : fminf(fmaxf(ceilf(stages * of_share), 1.0f), filled(stages));
   }
   __device__ __forceinline__ float work(float stages) const { return stages + filled(stages) * sum; }
   __device__ __forceinline__ float time(float stages, float parts) const {
