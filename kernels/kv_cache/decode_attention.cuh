@@ -279,7 +279,7 @@ __device__ __forceinline__ DealtPart part_of_block(Params const& params, uint2* 
   auto const stages_of = [&](int i) { return static_cast<float>(Place::stages_of(params.args, Place::length_of(params.args, i))); };
   int const batch = static_cast<int>(params.args.batch);
   if constexpr (!kByGroup) return deal_by_length<kWarps>(params.by_length, FreeParts{kStart}, batch, stages_of, tried);
-  FixedParts const kind{kStart, static_cast<float>(params.slices), static_cast<float>(params.least), static_cast<float>(Shape::kGroups), 2.0f};
+  FixedParts const kind{kStart, static_cast<float>(params.slices), static_cast<float>(kLeastStages), static_cast<float>(Shape::kGroups), static_cast<float>(kSumStages)};
   return deal_by_length<kWarps>(params.by_length, kind, batch, stages_of, tried);
 }
 
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   Place const at(params, Shape::kRows, dealt);
   Running<Shape> running;
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
-  Run const run = at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? params.least : 1, kByGroup ? group : 0);
+  Run const run = at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? static_cast<int>(kLeastStages) : 1, kByGroup ? group : 0);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
     if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
@@ -343,23 +343,23 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
-  Deal deal;
+  int64_t slices;                 // of a tile
   int64_t blocks_of_part, parts;  // of all sequences, at most, where lengths deal tokens out
-  bool is_fixed;                  // each tile has `deal.slices`; else each part is one
+  bool is_fixed;                  // each tile has `slices` then; else each part is one
 
-  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows, int groups = 1) {
+  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
     tiles = (args.rows * group + tile_rows - 1) / tile_rows;
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices, groups);
+    slices = slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
     blocks_of_part = args.kv_heads * tiles, is_fixed = args.slices > 1;
     parts = parts_of(args.batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
   }
   int64_t blocks() const { return parts * blocks_of_part; }
   // Sums of slices, each of a tile's rows.
-  int64_t sums() const { return is_fixed ? all_tiles * deal.slices : blocks(); }
+  int64_t sums() const { return is_fixed ? all_tiles * slices : blocks(); }
   // Of sums, and behind them where each sequence has its slices.
   template <int kValueDim>
   int64_t workspace(int tile_rows, int64_t batch) const {
@@ -383,16 +383,16 @@ int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch c
 template <class Variant, class Element, class Shape>
 int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim, kValueDim = Shape::kValueDim, kSharedBytes = Shape::kSharedBytes;
-  DecodePlan const plan(args, how, Shape::kRows, Shape::kGroups);
+  DecodePlan const plan(args, how, Shape::kRows);
   if (plan.all_tiles == 0) return 0;
   int64_t const sums = plan.sums() * Shape::kRows;
   auto const partial = Partial<kValueDim>::at(how.workspace, sums);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
-  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
-  int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
+  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
+  int const tiles = static_cast<int>(plan.tiles);
   LengthDeal const by_length{plan.is_fixed ? nullptr : reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.parts),
                              static_cast<int>(plan.blocks_of_part), how.sm_count};
-  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f, by_length};
+  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f, by_length};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   void* to_attend[] = {&params};
   LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks())), dim3(Shape::kThreads), dim3(1), kSharedBytes};

@@ -101,7 +101,7 @@ struct DecodeParams {
   Signs<kHeadDim> signs;      // of which the first are those of values
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
-  int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)
+  int slices;                 // of a tile
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
@@ -153,14 +153,14 @@ struct TileSums {
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
-  int block;                          // of the tile's, or the sequence's part
+  int block;                          // of the tile's, one a slice, or the sequence's part
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
-    uint32_t const blocks = params.blocks, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
-    uint32_t const tile = blockIdx.x / blocks, of_heads = tile / tiles;
-    block = static_cast<int>(blockIdx.x % blocks);
+    uint32_t const slices = params.slices, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+    uint32_t const tile = blockIdx.x / slices, of_heads = tile / tiles;
+    block = static_cast<int>(blockIdx.x % slices);
     batch = of_heads / heads, kv_head = of_heads % heads;
     first_row = static_cast<int64_t>(tile % tiles) * rows;
     length = length_of(args, batch);

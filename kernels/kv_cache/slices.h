@@ -1,5 +1,5 @@
-// Host code: of how many slices the tokens of a sequence are, and how many blocks share them. Both are settings of a variant's launch,
-// which is chosen as any variant is (model.cpp, tuned tables).
+// Host code: of how many slices the tokens of a sequence are, a setting of a variant's launch, which is chosen as any variant is (model.cpp,
+// tuned tables); and how many blocks share them, as the model sees it.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Deal {
 };
 
 constexpr int64_t kLeastStages = 8;                   // of a fixed slice: each one costs its group a sum of all its warps
-constexpr int64_t kStartStages = 12, kSumStages = 1;  // in which a block starts and ends, and a group sums a slice
+constexpr int64_t kStartStages = 12, kSumStages = 2;  // in which a block starts and ends, and a group sums a slice
 
 // The longest run of a group, and how many groups of a block are at work: they share it evenly, and as many as half of them keep it busy.
 // Stages of a block pass in a `groups`-th of a group's time.

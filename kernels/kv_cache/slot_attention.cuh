@@ -286,7 +286,7 @@ __device__ __forceinline__ DealtPart part_of_block(SlotParams<Shape> const& para
   auto const stages_of = [&](int i) { return static_cast<float>(SlotPlace(params, i).stages(params)); };
   int const batch = static_cast<int>(params.args.batch);
   if constexpr (!kByGroup) return deal_by_length<kWarps>(params.by_length, FreeParts{kSlotStartStages}, batch, stages_of, tried);
-  FixedParts const kind{kSlotStartStages, static_cast<float>(params.slices), static_cast<float>(params.least), static_cast<float>(kSlotGroups), kSlotSumStages, params.waits};
+  FixedParts const kind{kSlotStartStages, static_cast<float>(params.slices), static_cast<float>(kLeastStages), static_cast<float>(kSlotGroups), kSlotSumStages, params.waits};
   return deal_by_length<kWarps>(params.by_length, kind, batch, stages_of, tried);
 }
 
@@ -347,7 +347,7 @@ struct SlotPlan {
   int heads = 1;  // of a block
   int64_t group = 0, tiles = 0, all_tiles = 0, batch = 0;
   int64_t blocks_of_part = 0, parts = 0;  // as decode_attention has them
-  Deal deal{1, 1, 1};
+  int64_t slices = 1;
   bool by_group = false, waits = false;
 
   // `group_tiles` are those of a shape.
@@ -360,14 +360,14 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * group_tiles / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices, kSlotGroups), by_group = args.slices > 1;
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices), by_group = args.slices > 1;
     batch = args.batch, blocks_of_part = args.kv_heads / heads * tiles;
     parts = parts_of(batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
   }
   // Gives each slice a block, whose sums take the memory of stages.
-  void share_nothing() { parts = batch * deal.slices, waits = true; }
+  void share_nothing() { parts = batch * slices, waits = true; }
   // Sums of slices, each of a tile's rows.
-  int64_t sums() const { return kRowsOfTile * (by_group ? all_tiles * deal.slices : parts * blocks_of_part * heads); }
+  int64_t sums() const { return kRowsOfTile * (by_group ? all_tiles * slices : parts * blocks_of_part * heads); }
   // Of sums, and behind them where each sequence has its slices.
   template <int kHeadDim>
   int64_t partial_bytes() const {
@@ -446,8 +446,8 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   lay_out(params, plan);
   if (params.stages < kSlotGroups && plan.by_group) plan.share_nothing(), lay_out(params, plan);  // tokens lie far apart
   if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
-  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.deal.slices), params.group = static_cast<int>(plan.group);
-  params.least = static_cast<int>(plan.deal.least), params.waits = plan.waits, params.scale = args.scale * kLog2E;
+  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
+  params.waits = plan.waits, params.scale = args.scale * kLog2E;
   params.by_length = LengthDeal{plan.by_group ? nullptr : reinterpret_cast<int2*>(params.partial.max_sum + plan.sums()), static_cast<int>(plan.parts),
                                 static_cast<int>(plan.blocks_of_part), how.sm_count};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;

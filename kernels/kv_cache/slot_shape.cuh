@@ -83,7 +83,7 @@ struct SlotParams {
   bool waits;                  // whether groups, of at most one slice each, leave sums in place of stages
   int stage_bytes, stages, stages_below;
   LengthDeal by_length;
-  int tiles, slices, least, group;  // as decode_attention has them
+  int tiles, slices, group;    // as decode_attention has them
   int heads;                   // KV heads of a block
   int reach, unseen;           // of a sequence's tokens: as many as every row sees back from its end, but for the last so many
   float scale, cap;
@@ -131,7 +131,7 @@ struct SlotPlace : SlotBlock {
   __device__ Run run(Params const& params, DealtPart const& dealt, int group) const {
     constexpr int kTakers = kByGroup ? kSlotGroups : 1;
     int const taker = kByGroup ? dealt.part * kTakers + group : dealt.part, slices = kByGroup ? params.slices : dealt.parts;
-    return Run(first_stage(params), stages(params), slices, dealt.parts * kTakers, kByGroup ? params.least : 1, taker);
+    return Run(first_stage(params), stages(params), slices, dealt.parts * kTakers, kByGroup ? static_cast<int>(kLeastStages) : 1, taker);
   }
 };
 

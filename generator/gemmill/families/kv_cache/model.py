@@ -72,7 +72,7 @@ LEAST_STAGES = 8
 """Stages of a fixed slice, at least: each slice costs its group of warps a sum of all of them."""
 START_STAGES = 12
 """Stages in whose time a block starts and ends."""
-SUM_STAGES = 1
+SUM_STAGES = 2
 """Stages in whose time a group sums up a slice."""
 
 
