@@ -271,7 +271,7 @@ __device__ __forceinline__ void leave_empty_slices(Params const& params, DealtPa
   }
 }
 
-// What the lengths deal out to a block.
+// The part that the lengths deal out to a block.
 template <class Shape, bool kByGroup, class Params>
 __device__ __forceinline__ DealtPart part_of_block(Params const& params, uint2* tried) {
   constexpr int kWarps = Shape::kThreads / 32;

@@ -279,7 +279,7 @@ __device__ __forceinline__ void leave_empty_slot_slices(SlotParams<Shape> const&
   }
 }
 
-// What the lengths deal out to a block.
+// The part that the lengths deal out to a block.
 template <class Shape, bool kByGroup>
 __device__ __forceinline__ DealtPart part_of_block(SlotParams<Shape> const& params, uint2* tried) {
   constexpr int kWarps = kSlotThreads / 32;

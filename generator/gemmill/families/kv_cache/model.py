@@ -50,9 +50,7 @@ def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int 
     return fixed or min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
 
 
-def parts_of(
-    batch: int, blocks_of_part: int, stages: int, capacity: int, half_waves: int, fixed: int = 0
-) -> int:
+def parts_of(batch: int, blocks_of_part: int, stages: int, capacity: int, half_waves: int, fixed: int = 0) -> int:
     """How many parts all sequences have at most, where the device deals tokens out by lengths. Mirrors kernels/kv_cache/slices.h."""
     more = max(half_waves * capacity // (2 * max(blocks_of_part, 1)), 1) - 1
     return min(batch + more, batch * max(min(stages, fixed) if fixed else stages, 1))
