@@ -62,7 +62,7 @@ struct RowSlices {
     int const rows = params.tile_rows;
     first = static_cast<int64_t>(tile) * parts * params.slices * rows + row, stride = rows, count = params.slices;
     if (params.dealt == nullptr) return;
-    int2 const own = params.dealt[batch];
+    int2 const own = params.result.batch == 1 ? make_int2(0, params.slices) : params.dealt[batch];
     uint32_t const tiles = static_cast<uint32_t>(params.result.kv_heads) * params.tiles;
     count = own.y, stride = static_cast<int64_t>(tiles) * rows, first = own.x * stride + static_cast<int64_t>(tile % tiles) * rows + row;
   }

@@ -408,7 +408,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                        args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
   int64_t const most = plan.is_fixed ? slices : plan.parts - args.batch + 1;  // of a sequence
-  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group, by_length.of_sequence};
+  int const own_slices = plan.is_fixed ? slices : static_cast<int>(plan.parts);  // of one sequence alone
+  CombineParams<kValueDim> combining{result, partial, tiles, own_slices, Shape::kRows, group, by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.

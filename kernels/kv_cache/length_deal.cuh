@@ -28,13 +28,22 @@ struct DealtPart {
 constexpr int tried_shares(int warps) { return warps < 16 ? 2 * warps : warps; }
 constexpr int deal_bytes(int warps) { return tried_shares(warps) * 8; }
 
+// How many shares of so many stages a stage is: a little less, so that whole shares stay whole.
+__device__ __forceinline__ float inverse_of(float share) { return __fdividef(0.99999f, share); }
+__device__ __forceinline__ float whole_quotient(float x, float y) { return ceilf(x * inverse_of(y)); }
+
 // A part is a slice: as many stages as any of the sequence's.
 struct FreeParts {
   float start;  // stages in whose time a block starts and ends
 
-  __device__ __forceinline__ float of(float stages, float of_share) const { return fmaxf(ceilf(stages * of_share), 1.0f); }
-  __device__ __forceinline__ float work(float stages) const { return stages; }
-  __device__ __forceinline__ float time(float stages, float parts) const { return ceilf(stages / parts); }
+  // A sequence, and its stages with the time of what comes to them.
+  struct Own {
+    float stages;
+    __device__ __forceinline__ float work(FreeParts const&) const { return stages; }
+  };
+  __device__ __forceinline__ Own own(float stages) const { return {stages}; }
+  __device__ __forceinline__ float of(Own const& x, float of_share) const { return fmaxf(ceilf(x.stages * of_share), 1.0f); }
+  __device__ __forceinline__ float time(Own const& x, float parts) const { return __fdividef(x.stages, parts); }
 };
 
 // A part is a run of slices of each of `groups` groups of warps; a sequence has `slices`, of `least` stages at least (slices.h).
@@ -42,66 +51,72 @@ struct FixedParts {
   float start, slices, least, groups, sum;  // `sum`: stages in whose time a group sums up a slice
   bool are_apart = false;                   // each slice is a part
 
-  __device__ __forceinline__ float of_slice(float stages) const { return fmaxf(ceilf(stages / slices), least); }
-  __device__ __forceinline__ float filled(float stages) const { return fmaxf(ceilf(stages / of_slice(stages)), 1.0f); }
-  __device__ __forceinline__ float of(float stages, float of_share) const {
-    return are_apart ? filled(stages) : fminf(fmaxf(ceilf(stages * of_share), 1.0f), filled(stages));
+  struct Own {
+    float stages, of_slice, filled;
+    __device__ __forceinline__ float work(FixedParts const& kind) const { return stages + filled * kind.sum; }
+  };
+  __device__ __forceinline__ Own own(float stages) const {
+    float const of_slice = fmaxf(whole_quotient(stages, slices), least);
+    return {stages, of_slice, fmaxf(whole_quotient(stages, of_slice), 1.0f)};
   }
-  __device__ __forceinline__ float work(float stages) const { return stages + filled(stages) * sum; }
-  __device__ __forceinline__ float time(float stages, float parts) const {
-    float const own = ceilf(filled(stages) / parts), run = ceilf(own / groups);
-    return run * (of_slice(stages) + sum) * fmaxf(fminf(own, groups), 0.5f * groups);
+  __device__ __forceinline__ float of(Own const& x, float of_share) const {
+    return are_apart ? x.filled : fminf(fmaxf(ceilf(x.stages * of_share), 1.0f), x.filled);
+  }
+  __device__ __forceinline__ float time(Own const& x, float parts) const {
+    float const of_part = whole_quotient(x.filled, parts), run = ceilf(of_part * __fdividef(1.0f, groups));
+    return run * (x.of_slice + sum) * fmaxf(fminf(of_part, groups), 0.5f * groups);
   }
 };
 
-// How many shares of so many stages a stage is: a little less, so that whole shares stay whole.
-__device__ __forceinline__ float inverse_of(float share) { return 0.999999f / share; }
+__device__ __forceinline__ unsigned sum_of_lanes(float whole) { return __reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(whole)); }
+__device__ __forceinline__ float most_of_lanes(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x))); }
 
-// The inverse of the share of the least time. `stages_of` tells those of a sequence; `tried` has `deal_bytes` of shared memory, free again
-// at the end. All threads of the block call it.
+// The part of this block. `stages_of` tells those of a sequence; `tried` has `deal_bytes` of shared memory, free again at the end. All
+// threads of the block call it. A sequence's first block tells the second launch where its parts are.
 template <int kWarps, class Kind, class StagesOf>
-__device__ __forceinline__ float share_of(LengthDeal const& deal, Kind const& kind, int batch, StagesOf const& stages_of, uint2* tried) {
+__device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind const& kind, int batch, StagesOf const& stages_of, uint2* tried) {
   constexpr int kTried = tried_shares(kWarps), kOfWarp = kTried / kWarps;
   static_assert(kTried <= 32, "A lane reads one, and five bits of a time tell which.");
+  int const wanted = static_cast<int>(blockIdx.x / static_cast<uint32_t>(deal.blocks_of_part));
+  if (batch == 1) return {0, wanted, deal.parts, true};
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float total = 0.0f, work = 0.0f, longest = 1.0f;
-  for (int i = lane; i < batch; i += 32) {
-    float const stages = stages_of(i);
-    total += stages, work += kind.work(stages), longest = fmaxf(longest, stages);
+  auto const kept = kind.own(lane < batch ? stages_of(lane) : 0.0f);  // of the first 32 sequences: a load each
+  auto const own_of = [&](int first) { return first == 0 ? kept : kind.own(first + lane < batch ? stages_of(first + lane) : 0.0f); };
+  unsigned total = 0;
+  float work = 0.0f, longest = 1.0f;
+  for (int first = 0; first < batch; first += 32) {
+    auto const own = own_of(first);
+    bool const exists = first + lane < batch;
+    total += sum_of_lanes(own.stages), work += static_cast<float>(sum_of_lanes(exists ? own.work(kind) : 0.0f));
+    longest = fmaxf(longest, most_of_lanes(own.stages));
   }
-  total = sum_of_warp(total), work = sum_of_warp(work), longest = largest_of_warp(longest);
-  float const least = fmaxf(total / static_cast<float>(deal.parts), 1.0f), blocks_of_part = static_cast<float>(deal.blocks_of_part);
-  float const step = log2f(fmaxf(longest / least, 1.0f)) / static_cast<float>(kTried - 1), capacity = static_cast<float>(deal.capacity);
+  float const least = fmaxf(__fdividef(static_cast<float>(total), static_cast<float>(deal.parts)), 1.0f);
+  float const blocks_of_part = static_cast<float>(deal.blocks_of_part), capacity = static_cast<float>(deal.capacity);
+  float const step = log2f(fmaxf(__fdividef(longest, least), 1.0f)) * (1.0f / static_cast<float>(kTried - 1));
 #pragma unroll
   for (int which = warp * kOfWarp; which < (warp + 1) * kOfWarp; ++which) {
     float const inverse = inverse_of(which == kTried - 1 ? longest : least * exp2f(step * static_cast<float>(which)));
-    float parts = 0.0f, most = 0.0f;
-    for (int i = lane; i < batch; i += 32) {
-      float const stages = stages_of(i), own = kind.of(stages, inverse);
-      parts += own, most = fmaxf(most, kind.time(stages, own));
+    unsigned parts = 0;
+    float most = 0.0f;
+    for (int first = 0; first < batch; first += 32) {
+      auto const own = own_of(first);
+      float const of_own = kind.of(own, inverse);
+      bool const exists = first + lane < batch;
+      parts += sum_of_lanes(exists ? of_own : 0.0f), most = fmaxf(most, most_of_lanes(exists ? kind.time(own, of_own) : 0.0f));
     }
-    parts = sum_of_warp(parts), most = largest_of_warp(most);
     // A round takes as long as its longest block; of several all blocks share the device, and the last ones end apart.
-    float const blocks = parts * blocks_of_part, rounds = (blocks * kind.start + work * blocks_of_part) / capacity;
+    float const blocks = static_cast<float>(parts) * blocks_of_part, rounds = __fdividef(blocks * kind.start + work * blocks_of_part, capacity);
     float const time = blocks <= capacity ? kind.start + most : rounds + 0.5f * most;
-    bool const fits = parts <= static_cast<float>(deal.parts);
+    bool const fits = parts <= static_cast<unsigned>(deal.parts);
     if (lane == 0) tried[which] = make_uint2(fits ? __float_as_uint(time) & ~31u | which : 0xFFFFFFFFu, __float_as_uint(inverse));
   }
   __syncthreads();
   unsigned const best = __reduce_min_sync(0xFFFFFFFFu, lane < kTried ? tried[lane].x : 0xFFFFFFFFu);
-  float const found = __uint_as_float(tried[best % 32].y);
+  float const of_share = __uint_as_float(tried[best % 32].y);
   __syncthreads();
-  return found;
-}
-
-// The part of this block. A sequence's first block tells the second launch where its parts are.
-template <int kWarps, class Kind, class StagesOf>
-__device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind const& kind, int batch, StagesOf const& stages_of, uint2* tried) {
-  int const lane = threadIdx.x % 32, wanted = static_cast<int>(blockIdx.x / static_cast<uint32_t>(deal.blocks_of_part));
-  float const of_share = share_of<kWarps>(deal, kind, batch, stages_of, tried);
   int before = 0;
   for (int first = 0; first < batch; first += 32) {
-    int const own = first + lane < batch ? static_cast<int>(kind.of(stages_of(first + lane), of_share)) : 0;
+    int const own = first + lane < batch ? static_cast<int>(kind.of(own_of(first), of_share)) : 0;
     int end = own;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {

@@ -469,7 +469,7 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if (error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
                                       own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group, params.by_length.of_sequence};
+  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, plan.by_group ? params.slices : params.by_length.parts, Shape::kRows, params.group, params.by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   constexpr int kCombineBytes = kManyThreads / 32 * (kHeadDim + 2) * 4;

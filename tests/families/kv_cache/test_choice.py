@@ -159,8 +159,8 @@ def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices
     ("batch", "blocks_of_part", "stages", "half_waves", "fixed", "parts"),
     [
         (1, 8, 256, 2, 0, 16),
-        (8, 8, 256, 2, 0, 23),
-        (8, 8, 256, 8, 0, 73),
+        (8, 8, 256, 2, 0, 16),
+        (9, 8, 256, 2, 0, 24),
         (64, 8, 1, 2, 0, 64),
         (1, 200, 64, 1, 0, 1),
         (2, 8, 256, 2, 4, 8),

@@ -52,8 +52,8 @@ def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int 
 
 def parts_of(batch: int, blocks_of_part: int, stages: int, capacity: int, half_waves: int, fixed: int = 0) -> int:
     """How many parts all sequences have at most, where the device deals tokens out by lengths. Mirrors kernels/kv_cache/slices.h."""
-    more = max(half_waves * capacity // (2 * max(blocks_of_part, 1)), 1) - 1
-    return min(batch + more, batch * max(min(stages, fixed) if fixed else stages, 1))
+    wave = max(half_waves * capacity // (2 * max(blocks_of_part, 1)), 1)
+    return min(wave if 2 * batch <= wave else batch + wave - 1, batch * max(min(stages, fixed) if fixed else stages, 1))
 
 
 class Deal(NamedTuple):

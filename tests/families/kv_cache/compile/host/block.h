@@ -191,6 +191,7 @@ inline int __ffs(int word) { return __builtin_ffs(word); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift % 32));
 }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; }
 inline unsigned __float_as_uint(float x) {
