@@ -36,7 +36,7 @@ __device__ __forceinline__ float whole_quotient(float x, float y) { return ceilf
 struct FreeParts {
   float start;  // stages in whose time a block starts and ends
 
-  // A sequence, and its stages with the time of what comes to them.
+  // A sequence; `work` adds the time of its sums to its stages.
   struct Own {
     float stages;
     __device__ __forceinline__ float work(FreeParts const&) const { return stages; }

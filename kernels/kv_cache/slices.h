@@ -15,9 +15,9 @@ inline int64_t slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t 
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(stages, 1));
 }
 
-// The most parts of all of `batch` sequences where the device deals tokens out by lengths (length_deal.cuh): as many as fill the half waves
-// with `blocks_of_part` blocks each, and where sequences are more than half of them, one of each beside those. None has more parts than stages, or than `fixed` slices where that is not 0.
-// Mirrored by gemmill.families.kv_cache.model.
+// The most parts of all of `batch` sequences where the device deals tokens out by lengths (length_deal.cuh): a wave of them, as many as fill
+// the half waves with `blocks_of_part` blocks each. Where sequences are more than half as many, each has one and a wave's others come to
+// them. None has more parts than stages, or than `fixed` slices where that is not 0. Mirrored by gemmill.families.kv_cache.model.
 inline int64_t parts_of(int64_t batch, int64_t blocks_of_part, int64_t stages, int64_t capacity, int64_t half_waves, int64_t fixed) {
   int64_t const wave = std::max<int64_t>(half_waves * capacity / (2 * std::max<int64_t>(blocks_of_part, 1)), 1);
   int64_t const most = fixed > 0 ? std::min(stages, fixed) : stages;

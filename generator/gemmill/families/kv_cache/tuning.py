@@ -16,7 +16,7 @@ _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
 _SUM_PS = 576_000
-"""Picoseconds of a block that the sum of a group's slice takes: 35.7 us for 62 of 64 x 8K, held beside free (H200, 2026-11-28, 1cc0c57f)."""
+"""Picoseconds of a block that the sum of a group's slice takes: 35.7 us for 62 of 64 x 8K, held less free (H200, 2026-11-28, 1cc0c57f)."""
 _SLOT_SUM_PS = 2_280_000
 """The same of slots: 70.7 us for 31."""
 _LATENT_PS = 5_400_000
