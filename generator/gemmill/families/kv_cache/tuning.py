@@ -15,8 +15,10 @@ _MOST = 2**62
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
-_SUM_PS = 200_000
-"""Picoseconds of a block that the sum of a group's slice takes: 350 clocks of issue, predicted."""
+_SUM_PS = 576_000
+"""Picoseconds of a block that the sum of a group's slice takes: 35.7 us for 62 of 64 x 8K, held less free (H200, 2026-11-28, 1cc0c57f)."""
+_SLOT_SUM_PS = 2_280_000
+"""The same of slots: 70.7 us for 31."""
 _LATENT_PS = 5_400_000
 """Picoseconds of 64 latents by 16 rows: 92.9 us for 16 stages of 128 blocks (H200, 2026-11-27, 3332e200)."""
 _WIDE_LATENT_PERMILLE = 2300
@@ -128,7 +130,7 @@ def _facts_of_slots(config: KvCacheConfig) -> RowFacts:
         start_ps=8 * _WORD,
         slice_ps=30_000,
         slices=config.slices,
-        sum_ps=_SUM_PS,
+        sum_ps=_SLOT_SUM_PS,
         narrow_groups=2,
         wide_groups=2,
     )
