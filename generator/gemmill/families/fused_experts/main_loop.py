@@ -71,7 +71,6 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 # docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
-    sparse_header="gemm/sparse_e2m1.cuh",
     launch="launch_packed_experts",
     first="PreparePacked",
     params="PackedParams",
@@ -87,7 +86,7 @@ _BY_GROUPS = Body(
 )
 _BY_WARPS = replace(
     _BY_GROUPS,
-    products=("InterleavedWarpProducts", "SparseWarpProducts"),
+    products=("RowWarpProducts", "RowWarpProducts"),
     by_warps=True,
     stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
     row_groups={8: 1, 16: 1},
