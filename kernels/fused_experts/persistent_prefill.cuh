@@ -8,6 +8,7 @@
 // the others multiply, and no more. After the last part is there, all threads of all CTAs sum tokens.
 #pragma once
 
+#include "fused_experts/fold_block.cuh"
 #include "fused_experts/prefill_epilogue.cuh"
 #include "gemm/wgmma.cuh"
 
@@ -18,7 +19,7 @@ inline constexpr int kUnitRows = 16;  // multiplications take multiples of so ma
 template <class Block_, int tile_m, int stages, template <class> class Epilogue_>
 struct PrefillMm {
   using Mm = PrefillMm;
-  using Block = Block_;
+  using Block = QuickBlock<Block_>;
   using Epilogue = Epilogue_<PrefillMm>;
   using Args = PackedArgs;
   using Input = typename Block::Input;
@@ -197,7 +198,7 @@ struct PrefillMm {
     int const thread = threadIdx.x % 128, row_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t left[8], right[8];
     uint32_t const own = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Block::kBytes;
-    uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
+    uint32_t const tables = cute::cast_smem_ptr_to_uint(storage.tables), spread = params.spread;
     uint64_t const tokens = describe_shared_rows(cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]));
     auto product = [&](uint32_t (&fragment)[8], uint64_t from) {
       fence(fragment);
@@ -214,10 +215,10 @@ struct PrefillMm {
       Block block;
       block.load(own + ring.stage * sizeof(storage.weights[0]), thread);
       uint64_t const from = tokens + ring.stage * (sizeof(storage.tokens[0]) >> 4);
-      block.template operand<0>(told, left);
+      block.template half_of<0>(tables, spread, left);
       product(left, from);
       if (t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-      block.template operand<1>(told, right);
+      block.template half_of<1>(tables, spread, right);
       product(right, from + 4);
       before = ring.stage;
     }
