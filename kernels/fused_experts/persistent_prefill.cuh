@@ -26,14 +26,14 @@ struct PrefillMm {
 
   static constexpr bool kScaled = true;
   static constexpr uint32_t kSpread = Block::kSpread;
-  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 32 ? 2 : 1;  // on a multiprocessor
+  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 48 ? 2 : 1;  // on a multiprocessor
   static constexpr int kUnitBytes = kUnitRows * 128, kUnits = kTileM / kUnitRows;
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
   static constexpr int kConsumers = 256, kEpilogueWarps = 3, kThreads = kConsumers + 32 + 32 * kEpilogueWarps;
   static constexpr int kAhead = 4;         // announced tiles without an epilogue yet
   static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to epilogue warps
-  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
+  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : tile_m <= 32 ? 72 : 64;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
