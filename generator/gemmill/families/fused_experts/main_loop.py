@@ -67,8 +67,8 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 
 
 # Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash, of boxed ones from whole calls of these (H200, 2026-11-23). Those of
-# codes, tiles of 16 to 224 rows, are fitted to eight random layers, those of tiles of 8 rows in order to 13 by tools/fit_experts.py (H200, 2026-11-28;
-# docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
+# codes, tiles of 16 to 224 rows, are fitted to eight random layers, of 48 rows to six others, those of tiles of 8 rows in order to 13 by
+# tools/fit_experts.py (H200, 2026-11-28; docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
     launch="launch_packed_experts",
@@ -124,9 +124,9 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             epilogues=("PrefillGatedRows", "PrefillParts"),
             stages=_of(_FOLDED, {32: 7, 48: 6, 112: 8, 224: 4}),
             row_groups={32: 2, 48: 2, 112: 2, 224: 2},
-            tile_ps={32: 309, 48: 340, 112: 447, 224: 578},
+            tile_ps={32: 309, 48: 322, 112: 447, 224: 578},
             begin_ns=28400,
-            code_ps={32: 3270, 48: 2000, 112: 490, 224: 2110},
+            code_ps={32: 3270, 48: 3000, 112: 490, 224: 2110},
         ),
     ),
     MainLoop.BOXED: (
