@@ -27,7 +27,7 @@ _PACKED: dict[str, dict[MainLoop, tuple[int, ...]]] = {
     "nvfp4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
     "mxfp4": {MainLoop.GATHERED: (8, 32, 128)},
     "nvfp4_2to4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
-    "mxfp4_e4m3": {MainLoop.GATHERED: (16,), MainLoop.PERSISTENT: (8, 32, 112, 224)},
+    "mxfp4_e4m3": {MainLoop.GATHERED: (16,), MainLoop.PERSISTENT: (8, 32, 48, 112, 224)},
 }
 """Tiles of packed weights in the default selection, by their rows of an expert. The model chooses no others."""
 _BY_WARPS: dict[str, dict[MainLoop, tuple[int, ...]]] = {
