@@ -148,9 +148,7 @@ def row_of(
         row |= {"ratio": _ratio(us["held"], us["free"]), "timed": True}
     ratios = {peer.name: _ratio(us[peer.name], us["held"]) for peer in taken if peer.name in us}
     if constant:
-        ratios |= {
-            name + CONSTANT.removeprefix("held"): _ratio(us[name], us[CONSTANT]) for name in ("held", *ratios)
-        }
+        ratios |= {name + CONSTANT.removeprefix("held"): _ratio(us[name], us[CONSTANT]) for name in ("held", *ratios)}
     return row | {"peers": ratios, "peers_refused": refused, "rounds_us": us}
 
 
@@ -268,9 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             makers[workload.family] = benchmark_of(workload.family).maker(device, rotated)
         shape = tiny(workload) if told.cpu else workload
         try:
-            found = row_of(
-                shape, build, makers[workload.family], timer, told.rounds, peers, told.constant_weights
-            )
+            found = row_of(shape, build, makers[workload.family], timer, told.rounds, peers, told.constant_weights)
             if found is None:
                 continue
             rows.append(found)
