@@ -7,7 +7,8 @@
 
 One query row a sequence. Each size is checked first: gemmill's output against exact attention over the restored vectors, by a relative
 error of 2^-6 at most. Then all sides are timed in turns, by CUDA graphs over copies that do not fit L2; the medians of the rounds are
-printed, and written as JSON. Outputs of vLLM's Triton are checked alike. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages of its own.
+printed, and written as JSON. Outputs of vLLM's Triton are checked alike. torch's SDPA reads keys and values without pages, for latents as one KV head. FlashAttention 3 reads pages
+of its own, in bf16, and in e4m3 where keys have as many elements as values.
 With --tiles each kernel of latents has a side, pinned; without it gemmill chooses. "latents, e4m3" have rotary parts in e4m3 with a scale.
 """
 
@@ -69,9 +70,9 @@ def check(out: Tensor, wanted: Tensor) -> None:
 def flash_attention_3(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, latent: Tensor | None = None
 ) -> Call:
-    """vLLM's FlashAttention 3 over pages in bf16, q [sequences, heads, d]; of latents, q and keys are rotary parts."""
+    """vLLM's FlashAttention 3 over pages of q's dtype, bf16 or e4m3, q [sequences, heads, d]; of latents, q and keys are rotary parts."""
     batch, heads, _ = q.shape
-    out = q.new_empty(batch, heads, values.shape[-1])
+    out = q.new_empty(batch, heads, values.shape[-1], dtype=torch.bfloat16)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
     sizes = (starts, None, None, None, lengths, 1, table.shape[1] * PAGE, table)
     chosen = (None, 0, None, 0, None, 1, 0, None)
@@ -121,6 +122,9 @@ def paged(
     if has_fa3:
         of_fa3 = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
         sides["fa3 bf16"] = flash_attention_3(q[:, 0], *of_fa3, table, lengths)
+        if dims[0] == dims[1]:
+            in_codes = [x.to(torch.float8_e4m3fn) for x in (q[:, 0], *of_fa3)]
+            sides["fa3 fp8"] = flash_attention_3(in_codes[0], in_codes[1], in_codes[2], table, lengths)
     if vllm and dims[0] == dims[1]:
         of_vllm = [x.unflatten(0, (pages, PAGE)) for x in (keys, values)]
         add_vllm(

@@ -163,9 +163,11 @@ def _first_answer(side: Side, row: Json) -> None:
 
 
 def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> None:
-    outputs = {side.name: side.ask("outputs", **JUDGED) for side in sides}
+    outputs = {} if options.loading else {side.name: side.ask("outputs", **JUDGED) for side in sides}
     for side in sides:
-        row["sides"][side.name] |= {"served": side.ask("served"), "with_itself": with_itself(outputs[side.name])}
+        row["sides"][side.name]["served"] = side.ask("served")
+        if side.name in outputs:
+            row["sides"][side.name]["with_itself"] = with_itself(outputs[side.name])
         row["sides"][side.name]["loading"] = found = side.ask("loaded")
         for function in found.get("load_model", {}).get("profile", [])[:40]:
             print(
@@ -175,6 +177,9 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
             )
         if options.host:
             row["sides"][side.name]["host_us"] = side.ask("host")
+    if options.loading:
+        _told_loading(row)
+        return
     if options.host:
         for name, of in ((side.name, row["sides"][side.name]["host_us"]) for side in sides):
             print(f"{row['model']}, us of the host, {name}: {of}", flush=True)
@@ -198,6 +203,12 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     rates = {side.name: [round(tokens / seconds[side.name], 1) for seconds in rounds] for side in sides}
     row["prefill_tokens_per_s"] = figures(rates)
     _told(f"{row['model']}, prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}, tokens/s", row["prefill_tokens_per_s"])
+
+
+def _told_loading(row: Json) -> None:
+    for name, side in row["sides"].items():
+        of = ", ".join(f"{what} {found['seconds']} s" for what, found in side["loading"].items())
+        print(f"{row['model']}, {name}: first token {side['first_token_s']} s; {of}", flush=True)
 
 
 def _step_kernels(model: str, side: Side, batch: int, options: argparse.Namespace) -> Json:
@@ -287,6 +298,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="decode the same prompts in each round: long ones are computed once",
     )
+    parser.add_argument("--loading", action="store_true", help="load the models and time no more than that")
     parser.add_argument("--kernels", action="store_true", help="record the kernels of a decode step at each batch")
     starts = parser.add_mutually_exclusive_group()
     starts.add_argument(

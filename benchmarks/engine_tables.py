@@ -20,6 +20,7 @@ from engine_switches import SWITCHES, outcome, sentences
 from gemmill.writing import write_whole
 from harness.stored import read_result
 from served.side import SUBJECT
+from served.tiny import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "engine.md", ROOT / "benchmarks" / "results"
@@ -28,6 +29,8 @@ SWITCHES_BEGIN, SWITCHES_END = "<!-- table of switches, by benchmarks/engine_tab
 NOTHING = (
     "No result has been committed yet: `benchmarks/engine.py --name engine-GPU-DATE` writes one on a machine with vLLM."
 )
+
+_NOT_RUN = "not run"
 
 Json = dict[str, Any]
 
@@ -182,15 +185,27 @@ def _switches(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
     links = ", ".join(f"[{_commit(record)}](../{source}){_ranks(record)}" for source, record in results)
     yield f"| {_head([record for _, record in results])} ({links}): layers | {' | '.join(SWITCHES.values())} |"
     yield "| --- |" + " --- |" * len(SWITCHES)
-    for _, row, name in _rows_of_layers(results):
-        cells = [outcome(row, switch) for switch in SWITCHES]
-        if len(set(cells)) > 1 or cells[0] not in ("not run", "vLLM cannot"):
+    for name, cells in _cells(results).items():
+        if len(set(cells)) > 1 or cells[0] not in (_NOT_RUN, "vLLM cannot"):
             yield f"| {name} | {' | '.join(cells)} |"
 
 
-def _rows_of_layers(results: Sequence[tuple[str, Json]]) -> Iterator[tuple[Json, Json, str]]:
+def _cells(results: Sequence[tuple[str, Json]]) -> dict[str, list[str]]:
+    """The cells of each kind of layers, by its words and the commits of its runs. A later run adds to an earlier one of as many
+    ranks what that has not tried."""
+    found: dict[tuple[str, int], tuple[list[str], list[str]]] = {}
+    for record, row in _rows_of_layers(results):
+        cells = [outcome(row, switch) for switch in SWITCHES]
+        commits, before = found.setdefault((row["layers"], record["settings"]["ranks"]), ([], [_NOT_RUN] * len(cells)))
+        if any(was == _NOT_RUN != cell for was, cell in zip(before, cells, strict=True)):
+            commits.append(_commit(record))
+        before[:] = [cell if was == _NOT_RUN else was for was, cell in zip(before, cells, strict=True)]
+    return {", ".join([layers, *commits]): cells for (layers, _), (commits, cells) in found.items()}
+
+
+def _rows_of_layers(results: Sequence[tuple[str, Json]]) -> Iterator[tuple[Json, Json]]:
     for _, record in results:
-        yield from ((record, row, f"{row['layers']}, {_commit(record)}") for row in record["rows"])
+        yield from ((record, row) for row in record["rows"])
 
 
 def _ranks(record: Json) -> str:
@@ -201,10 +216,12 @@ def _ranks(record: Json) -> str:
 def _reasons(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
     """A line for each reason, with the layers that have it."""
     layers: dict[str, list[str]] = {}
-    for _, row, _ in _rows_of_layers(results):
+    for _, row in _rows_of_layers(results):
         for why in sentences(row):
             layers.setdefault(_cell(why), []).append(row["layers"])
-    for why, names in layers.items():
+    run = {row["layers"] for _, row in _rows_of_layers(results)}
+    layers["not run"] = [kind.layers for kind in KINDS.values() if kind.layers not in run]
+    for why, names in ((why, names) for why, names in layers.items() if names):
         yield f"- {'; '.join(dict.fromkeys(names))}: {why}."
 
 

@@ -7,7 +7,7 @@ SGLang's registry applies the hooks that its plugin registers, and its quantisat
 --sglang is the unpacked wheel where SGLang is not installed. Packages that such a wheel imports and this machine lacks become
 empty modules, which the results name; a kind whose own kernel is in one of them has no result without gemmill. Then float64
 products of the decoded operands stand in for it. SGLang compiles its kernel of nvfp4 at the first call: a process of its own
-does that meanwhile, and such kinds come last. The results are written after each kind. Exits with 1 where a layer is wrong with
+does that meanwhile, and such kinds come last unless --wait is 0. The results are written after each kind. Exits with 1 where a layer is wrong with
 the hooks, or fails with them alone.
 """
 
@@ -315,7 +315,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.kinds = options.kinds.split(",")
     if unknown := [kind for kind in options.kinds if kind not in KINDS]:
         parser.error(f"no kind {unknown[0]!r}: expected {', '.join(KINDS)}")
-    options.kinds.sort(key=lambda kind: kind in COMPILED)
+    if options.wait > 0:
+        options.kinds.sort(key=lambda kind: kind in COMPILED)
     if options.alone and len(options.kinds) != 1:
         parser.error(f"--alone is for one kind, and --kinds names {len(options.kinds)}: name one")
     options.rows = [int(m) for m in options.rows.split(",")]

@@ -57,6 +57,7 @@ def _own_seconds(kernel: Any, module: Any, x: torch.Tensor) -> float:
     with ExitStack() as stack:
         for owner, name, result in (
             (plugin.gemmill, "cutlass_scaled_mm", y),
+            (plugin.gemmill, "cutlass_scaled_mm_azp", y),
             (plugin.gemmill, "fp4_weight_mm", y),
             (plugin, "own_mm", y),
             (plugin, "by_rows", y),

@@ -209,17 +209,6 @@ Row const* row_at(int64_t index) {
   return &table->rows[index];
 }
 
-Row const* row_of(Family const& family, int64_t call_class, bool (*is_it)(Row const&)) {
-  Table const* table = current_table.load(std::memory_order_acquire);
-  Chooser const* chooser = table == nullptr ? nullptr : chooser_of(*table, family);
-  if (chooser == nullptr) return nullptr;
-  auto const first = std::lower_bound(chooser->by_class.begin(), chooser->by_class.end(), std::pair{call_class, int64_t{0}});
-  for (auto at = first; at != chooser->by_class.end() && at->first == call_class; ++at) {
-    if (is_it(table->rows[at->second])) return &table->rows[at->second];
-  }
-  return nullptr;
-}
-
 Choice choose(Family const& family, Call const& call, int64_t sm_count) {
   Table const* table = current_table.load(std::memory_order_acquire);
   if (table == nullptr) return {-1, 0};

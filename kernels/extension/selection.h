@@ -74,8 +74,6 @@ struct Noted {
 // Thread-safe; the second and later calls with the same arguments cost a look-up in a small cache.
 Choice choose(Family const& family, Call const& call, int64_t sm_count);
 Row const* row_at(int64_t index);
-// The first row of a class of a family's calls that `is_it` accepts, for who launches a kernel that no call chooses; null where there is none.
-Row const* row_of(Family const& family, int64_t call_class, bool (*is_it)(Row const&));
 
 }  // namespace gemmill
 

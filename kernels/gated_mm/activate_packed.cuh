@@ -1,8 +1,8 @@
 // The second part of a gated GEMM: activation(gate) up of a stored product, as bf16 or as codes.
 //
 // The product's columns are packed as weights are (gemmill.formats.gate_up): of 16 bytes each, a piece of eight gates, their ups, the next
-// gates. A warp has 32 pieces, in kUnroll places, and a lane one of each. Values, and the order in which they round, are those of the
-// kernels that multiply and activate at once.
+// gates; or, where weights have scales of blocks, a block of gates, its ups, the next gates. A warp has 32 pieces, in kUnroll places, and
+// a lane one of each. Values, and the order in which they round, are those of the kernels that multiply and activate at once.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <cuda_bf16.h>
 
 #include "core/launch.cuh"
+#include "core/programmatic.cuh"
 #include "coding/activation.cuh"
 #include "coding/coding.cuh"
 #include "coding/gating.cuh"
@@ -52,26 +53,27 @@ struct AnyActivation {
   }
 };
 
-// kCoded: results are codes of e4m3, whose scale kGroup results of a row share; of a given one where it is 0.
-template <bool kCoded, int kGroup>
+// kCoded: results are codes of e4m3, whose scale kGroup results of a row share; of a given one where it is 0. kBlock: gates, or ups,
+// that are neighbouring columns; 0 where pieces of gates and of ups take turns.
+template <bool kCoded, int kGroup, int kBlock>
 struct ActivatePacked {
   static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kPiecesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
-  // Pieces of a group, which every second lane has.
-  static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1;
-  static_assert(kPiecesOfGroup <= kPiecesOfWarp / 2);
+  // The lane that has the next piece: without blocks, every second lane has pieces of a group.
+  static constexpr int kNextLane = kBlock != 0 ? 1 : 2;
+  static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1, kPiecesOfBlock = kBlock / kPiece;
+  static_assert(kNextLane * kPiecesOfGroup <= kPiecesOfWarp);
 
   // Of rows that one launch has.
   struct Params {
     gemmill_gated_mm_args x;
     void const* product;
     uint32_t first_row, pieces_of_row, pieces;
+    uint32_t multiplier, shift;  // piece / pieces_of_row is piece * multiplier >> shift, for pieces below 2^31
   };
 
   template <class Activation, int kUnroll>
   static __device__ __forceinline__ void run(Params const& p) {
-    // In this order: kernels that follow may read the caller's inputs.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    wait_for_predecessor();
     uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kUnroll * warps + threadIdx.x / 32;
     uint4 loaded[kUnroll][2];
 #pragma unroll
@@ -115,10 +117,15 @@ struct ActivatePacked {
     for (int i = 0; i < kPiece; ++i) values[i] = __bfloat162float(elements[i]);
   }
 
-  // The warp's pieces from `piece` on, by two loads of neighbouring lanes: even lanes have gates of 16 pieces and then of 16 more, odd
-  // ones their ups. Those behind the last row are its end.
+  // The warp's pieces from `piece` on, by two loads of neighbouring lanes. In blocks a lane has its gates and its ups; else even lanes
+  // have gates of 16 pieces and then of 16 more, odd ones their ups. Those behind the last row are its end.
   static __device__ void load(Params const& p, uint32_t piece, uint4 (&chunks)[2]) {
     uint4 const* const product = static_cast<uint4 const*>(p.product);
+    if constexpr (kBlock != 0) {
+      uint32_t const own = min(piece + lane(), p.pieces - 1), gates = own + own / kPiecesOfBlock * kPiecesOfBlock;
+      chunks[0] = quant::load_stream(product + gates), chunks[1] = quant::load_stream(product + gates + kPiecesOfBlock);
+      return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) chunks[i] = quant::load_stream(product + min(2 * piece + 32 * i + lane(), 2 * p.pieces - 1));
   }
@@ -133,18 +140,23 @@ struct ActivatePacked {
     return make_uint4(is_first ? x.x : y.x, is_first ? x.y : y.y, is_first ? x.z : y.z, is_first ? x.w : y.w);
   }
 
-  // A piece of each lane, which even lanes have of the first 16 and odd ones of the others. All lanes come here, those behind the last
-  // row without an effect; groups and pairs of pieces lie within a row. A pair has 32 columns, 16 results: an even piece the first two
-  // of each four, the next piece the last two.
+  // A piece of each lane; without blocks even lanes have those of the first 16 and odd ones of the others. All lanes come here, those
+  // behind the last row without an effect; groups and pairs of pieces lie within a row. Without blocks a pair has 32 columns, 16 results:
+  // an even piece the first two of each four, the next piece the last two.
   template <class Activation>
   static __device__ __forceinline__ void activate(Params const& p, uint32_t first, uint4 const (&chunks)[2]) {
     auto const& x = p.x;
     bool const is_later = lane() % 2, is_odd = lane() / 2 % 2;
-    uint32_t const piece = first + lane() % 2 * 16 + lane() / 2, row = piece / p.pieces_of_row, at = piece - row * p.pieces_of_row;
+    uint32_t const piece = first + (kBlock != 0 ? lane() : lane() % 2 * 16 + lane() / 2);
+    uint32_t const row = static_cast<uint32_t>(uint64_t{piece} * p.multiplier >> p.shift), at = piece - row * p.pieces_of_row;
     bool const is_wanted = piece < p.pieces && has_expert(x, static_cast<int>(p.first_row + row));
-    uint4 const others = shuffle_xor(either(is_later, chunks[0], chunks[1]), 1);
     float values[kPiece], ups[kPiece];
-    unpack(either(is_later, others, chunks[0]), values), unpack(either(is_later, chunks[1], others), ups);
+    if constexpr (kBlock != 0) {
+      unpack(chunks[0], values), unpack(chunks[1], ups);
+    } else {
+      uint4 const others = shuffle_xor(either(is_later, chunks[0], chunks[1]), 1);
+      unpack(either(is_later, others, chunks[0]), values), unpack(either(is_later, chunks[1], others), ups);
+    }
     Activation::gate(x, values, ups);
     int64_t const to = int64_t{row} * x.ldd + int64_t{at} * kPiece;
     if constexpr (!kCoded) {
@@ -154,8 +166,11 @@ struct ActivatePacked {
         __nv_bfloat16 const pair[] = {__float2bfloat16_rn(values[2 * i]), __float2bfloat16_rn(values[2 * i + 1])};
         memcpy(words + i, pair, sizeof(pair));
       }
-      uint32_t const first_word = other(is_odd ? words[0] : words[2]), second = other(is_odd ? words[1] : words[3]);
-      uint4 const results = is_odd ? make_uint4(first_word, words[2], second, words[3]) : make_uint4(words[0], first_word, words[1], second);
+      uint4 results = make_uint4(words[0], words[1], words[2], words[3]);
+      if constexpr (kBlock == 0) {
+        uint32_t const first_word = other(is_odd ? words[0] : words[2]), second = other(is_odd ? words[1] : words[3]);
+        results = is_odd ? make_uint4(first_word, words[2], second, words[3]) : make_uint4(words[0], first_word, words[1], second);
+      }
       if (is_wanted) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(x.d) + to) = results;
     } else {
       uint32_t words[kPiece / 4];
@@ -170,14 +185,17 @@ struct ActivatePacked {
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) largest = fmaxf(largest, fabsf(values[i]));  // NaN does not count
 #pragma unroll
-        for (int lanes = 2; lanes < 2 * kPiecesOfGroup; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+        for (int lanes = kNextLane; lanes < kNextLane * kPiecesOfGroup; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
         quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(largest, INFINITY);
         coding.encode(values, words);
         if (is_wanted && at % kPiecesOfGroup == 0) x.out_scales[row * x.out_scale_stride_m + at / kPiecesOfGroup * x.out_scale_stride_g] = coding.scale;
       }
-      uint32_t const found = other(is_odd ? words[0] : words[1]);
-      uint32_t const even = is_odd ? found : words[0], odd = is_odd ? words[1] : found;
-      uint2 const codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+      uint2 codes = make_uint2(words[0], words[1]);
+      if constexpr (kBlock == 0) {
+        uint32_t const found = other(is_odd ? words[0] : words[1]);
+        uint32_t const even = is_odd ? found : words[0], odd = is_odd ? words[1] : found;
+        codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+      }
       if (is_wanted) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to) = codes;
     }
   }
@@ -193,7 +211,7 @@ __global__ void __launch_bounds__(Activated::kThreads) activate_packed_kernel(__
 
 template <class Variant, class Activated, class Activation, int kUnroll>
 int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& how) {
-  constexpr int kThreads = kUnroll == 1 ? Activated::kThreads : Activated::kThreadsOfMany;
+  constexpr int kThreads = kUnroll == 4 ? Activated::kThreadsOfMany : Activated::kThreads;
   constexpr int64_t kPieces = int64_t{kThreads} * kUnroll;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(static_cast<unsigned>((params.pieces + kPieces - 1) / kPieces)), dim3(kThreads), dim3(1), 0};
@@ -202,14 +220,18 @@ int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& h
 
 // Host code: the second launch, or one for each 2^30 pieces. From as many pieces on as in the op that reads the same bytes
 // (quant/group_quant.cuh) a thread has two, of the activations that layers mostly have.
-template <class Variant, class Activated>
-int32_t launch_activated(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
-  constexpr int64_t kMostPieces = int64_t{1} << 30, kSmall = 1024;
+template <class Variant, bool kCoded, int kGroup, int kBlock>
+int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
+  using Activated = ActivatePacked<kCoded, kGroup, kBlock>;
+  constexpr int64_t kMostPieces = int64_t{1} << 30, kSmall = 1024, kLarge = 8192;
   int64_t const of_row = x.call.n / 2 / Activated::kPiece;
   if (x.call.m == 0 || of_row == 0) return 0;
   int64_t const slice = std::max<int64_t>(kMostPieces / of_row, 1);
   typename Activated::Params params{x.call, x.product};
   params.pieces_of_row = static_cast<uint32_t>(of_row);
+  uint32_t bits = 0;
+  while ((int64_t{1} << bits) < of_row) ++bits;
+  params.shift = 31 + bits, params.multiplier = static_cast<uint32_t>(((uint64_t{1} << params.shift) + of_row - 1) / of_row);
   for (int64_t row = 0; row < x.call.m; row += slice) {
     int64_t const pieces = std::min<int64_t>(slice, x.call.m - row) * of_row;
     params.first_row = static_cast<uint32_t>(row), params.pieces = static_cast<uint32_t>(pieces);
@@ -217,22 +239,15 @@ int32_t launch_activated(gemmill_gated_parts_args const& x, gemmill_launch const
     params.x.d = static_cast<uint8_t*>(x.call.d) + row * x.call.ldd * Activated::kResultBytes;
     if (x.call.out_scales != nullptr) params.x.out_scales = x.call.out_scales + row * x.call.out_scale_stride_m;
     int const often = pieces > how.sm_count * kSmall ? x.call.activation : -1;
-    int32_t const error = often == quant::kSiluGate     ? launch_pieces<Variant, Activated, Silu, 2>(params, how)
-                          : often == quant::kSwigluGate ? launch_pieces<Variant, Activated, Swiglu, 2>(params, how)
+    bool const large = pieces > how.sm_count * kLarge;
+    int32_t const error = often == quant::kSiluGate     ? large ? launch_pieces<Variant, Activated, Silu, 4>(params, how)
+                                                                : launch_pieces<Variant, Activated, Silu, 2>(params, how)
+                          : often == quant::kSwigluGate ? large ? launch_pieces<Variant, Activated, Swiglu, 4>(params, how)
+                                                                : launch_pieces<Variant, Activated, Swiglu, 2>(params, how)
                                                         : launch_pieces<Variant, Activated, AnyActivation, 1>(params, how);
     if (error != 0) return error;
   }
   return 0;
-}
-
-// kFine: results are in groups of 32, too.
-template <class Variant, bool kCoded, int kGroup, bool kFine>
-int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
-  if (x.result_group == kGroup) return launch_activated<Variant, ActivatePacked<kCoded, kGroup>>(x, how);
-  if constexpr (kFine) {
-    if (x.result_group == 32) return launch_activated<Variant, ActivatePacked<kCoded, 32>>(x, how);
-  }
-  return GEMMILL_CANNOT_IMPLEMENT;
 }
 
 }  // namespace gemmill::gated_mm

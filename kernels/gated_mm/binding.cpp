@@ -1,6 +1,5 @@
 // The gated GEMMs: the inputs of the choice, and the arguments of a kernel.
 #include <algorithm>
-#include <stdexcept>
 
 #include "extension/dtypes.h"
 #include "extension/family.h"
@@ -14,7 +13,6 @@ namespace gemmill::gated_mm {
 namespace {
 
 enum Role { kOut, kOutScales, kA, kB, kAScales, kBScales, kStaticScale, kOffsets, kMap, kIds };
-constexpr int32_t kGroup = 128;  // results that share a scale, where operands have scales of rows
 enum Value { kM, kN, kK, kAlpha, kLimit, kBeta, kActivation, kInGroups, kOfExperts, kExperts, kWeights, kSlot, kExpectedRows, kTokens };
 
 // Leading dimensions. No access uses that of a single row or column: any will do that TMA takes.
@@ -99,25 +97,11 @@ void give_dense(OpCall const& x, gemmill_gated_mm_args& args) {
   }
 }
 
-// The product by the row's own kernel, then that of another row, which activates it.
-void launch_product(gemmill_gated_mm_args const& call, Chosen const& chosen) {
-  Facts const& facts = reinterpret_cast<Facts const&>(chosen.row.facts);
-  auto const activates = [](Row const& row) { return reinterpret_cast<Facts const&>(row.facts).parts == kPlain; };
-  Row const* const second = row_of(*Family::named("gated_mm"), facts.activates, activates);
-  if (second == nullptr) throw std::runtime_error("gemmill: the build has no kernel that activates the product of gates and ups");
-  Workspace const workspace(int64_t{call.m} * call.n * 2, chosen.device);
-  gemmill_gated_mm_args product = call;
-  product.d = workspace.data(), product.ldd = call.n;
-  chosen.launch(&product);
-  gemmill_gated_parts_args const args{call, workspace.data(), static_cast<int32_t>(facts.result_group)};
-  Chosen{*second, chosen.device, chosen.sm_count}.launch(&args);
-}
-
 // The product by a plain GEMM of packed weights, then the row's own kernel, which reads it.
 void launch_parts(OpCall const& x, gemmill_gated_mm_args const& call, Chosen const& chosen) {
   Workspace const workspace(int64_t{call.m} * call.n * 2, chosen.device);
-  gemmill_gated_parts_args const args{call, workspace.data(), call.out_scales == nullptr ? 0 : kGroup};
-  int32_t const dtype = x.tensor(kA).dtype;
+  gemmill_gated_parts_args const args{call, workspace.data()};
+  int32_t const dtype = x.tensor(kA).dtype, groups = static_cast<int32_t>(x.value(kInGroups));
   if (x.value(kOfExperts)) {
     gemmill_grouped_mm_args product{};
     product.a = call.a, product.b = call.b, product.d = args.product, product.a_scales = call.a_scales, product.b_scales = call.b_scales;
@@ -126,11 +110,14 @@ void launch_parts(OpCall const& x, gemmill_gated_mm_args const& call, Chosen con
     product.m = call.m, product.n = call.n, product.k = call.k, product.experts = call.experts, product.weights = call.weights;
     product.slot = call.slot, product.offset_words = call.offset_words, product.tokens = call.tokens, product.id_words = call.id_words;
     product.a_scale_per_row = call.a_scale_per_row, product.b_scale_per_column = call.b_scale_per_column;
+    product.a_scale_stride_m = call.a_scale_stride_m, product.a_scale_stride_k = call.a_scale_stride_k;
+    product.b_scale_stride_n = call.b_scale_stride_n, product.b_scale_stride_k = call.b_scale_stride_k;
     product.b_scale_stride_expert = call.b_scale_stride_expert;
-    moe::multiply(product, {dtype, dtypes().bf16, 0, expected_rows(x)}, chosen);
+    moe::multiply(product, {dtype, dtypes().bf16, groups, expected_rows(x)}, chosen);
   } else {
-    multiply({dtype, call.a, call.b, args.product, call.a_scales, call.b_scales, call.lda, call.ldb, call.n, call.m, call.n, call.k,
-              call.a_scale_per_row, call.b_scale_per_column}, chosen);
+    constexpr ProductGroups kKinds[] = {kNoGroups, kBlocksOf128, kBlocksOf32, kRowsOf32};
+    multiply({dtype, kKinds[groups], call.a, call.b, args.product, x.tensor(kAScales), x.tensor(kBScales), call.lda, call.ldb, call.n,
+              call.m, call.n, call.k}, chosen);
   }
   chosen.launch(&args);
 }
@@ -151,9 +138,7 @@ void launch(OpCall const& x, Chosen const& chosen) {
   }
   args.alpha = static_cast<float>(x.real(kAlpha)), args.limit = static_cast<float>(x.real(kLimit)), args.beta = static_cast<float>(x.real(kBeta));
   args.activation = static_cast<int32_t>(x.value(kActivation));
-  int64_t const parts = reinterpret_cast<Facts const&>(chosen.row.facts).parts;
-  if (parts == kOwnTile) return launch_product(args, chosen);
-  if (parts == kPlain) return launch_parts(x, args, chosen);
+  if (reinterpret_cast<Facts const&>(chosen.row.facts).parts) return launch_parts(x, args, chosen);
   chosen.launch(&args);
 }
 

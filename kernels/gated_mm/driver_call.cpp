@@ -43,31 +43,4 @@ int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedFacts const& told, gemmi
   return launch(kernel, ctas, cluster, how, all.data());
 }
 
-int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedProductFacts const& told, gemmill_gated_mm_args const& args, gemmill_launch const& how) {
-  GemmFacts const& facts = told.gemm;
-  bool const swap = facts.swap_ab;
-  int64_t const size_x = swap ? args.n : args.m, size_y = swap ? args.m : args.n;
-  Operand x, y, d;
-  int32_t error = x.make(facts, swap ? args.b : args.a, size_x, args.k, swap ? args.ldb : args.lda, facts.tile_x / facts.cluster_y);
-  if (error == 0) error = y.make(facts, swap ? args.a : args.b, size_y, args.k, swap ? args.lda : args.ldb, facts.tile_y / facts.cluster_x);
-  d.extent = {static_cast<int32_t>(size_x), static_cast<int32_t>(size_y)};
-  int32_t const rows = swap ? facts.store_columns : kSlab, columns = swap ? kSlab : facts.store_columns;
-  if (error == 0) error = make_map(d.map, {args.d, args.m, args.n, args.ldd, rows, columns, facts.result});
-  if (error != 0) return error;
-
-  int64_t const tiles_x = ceil_div(size_x, int64_t{facts.tile_x} * facts.cluster_x);
-  int64_t const tiles_y = ceil_div(size_y, int64_t{facts.tile_y} * facts.cluster_y);
-  int32_t const cluster = facts.cluster_x * facts.cluster_y;
-  int64_t const ctas = std::min(int64_t{how.sm_count} * facts.ctas_of_sm / cluster, tiles_x * tiles_y) * cluster;
-  void* const none = nullptr;
-
-  Parameters all;
-  all.add(x.map, x.extent, y.map, y.extent, d.map, d.extent);
-  all.add(args.a_scales, args.b_scales, none, none, none, args.m, args.n, args.k, args.a_scale_per_row, args.b_scale_per_column);
-  add_group_scales(all, args);
-  add_walk(all, Walk(tiles_x, tiles_y, 0, 1));
-  all.add(how.constant_weights);
-  return launch(kernel, ctas, cluster, how, all.data());
-}
-
 }  // namespace gemmill

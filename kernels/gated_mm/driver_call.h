@@ -13,13 +13,7 @@ struct GatedFacts {
   int32_t result_group;  // columns of D that share a scale
 };
 
-// Of a kernel that stores the product.
-struct GatedProductFacts {
-  GemmFacts gemm;
-};
-
-// Enqueue one call. Return 0 or an error code.
-int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedProductFacts const& facts, gemmill_gated_mm_args const& args, gemmill_launch const& how);
+// Enqueues one call. Returns 0 or an error code.
 int32_t launch_gemm(gemmill_driver_kernel& kernel, GatedFacts const& facts, gemmill_gated_mm_args const& args, gemmill_launch const& how);
 
 }  // namespace gemmill

@@ -7,9 +7,8 @@ namespace gemmill::gated_mm {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t tile_m, tile_n, ctas_of_sm, step_ps, overlaps, parts, cluster, activates, result_group;
+  int64_t tile_m, tile_n, ctas_of_sm, step_ps, overlaps, parts, cluster;
 };
-enum Parts { kPlain = 1, kOwnTile = 2 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 
 enum Size { kSizeM, kSizeN, kSizeK, kSizeExperts };  // places of a call's sizes

@@ -8,7 +8,6 @@ extern "C" {
 struct gemmill_gated_parts_args {
   gemmill_gated_mm_args call;
   void* product;  // bf16 [m, n], of every row of D
-  int32_t result_group;  // results of a row that share a scale, where they are codes with scales of groups
 };
 
 }  // extern "C"

@@ -21,14 +21,19 @@ void multiply(gemmill_grouped_mm_args const& args, Multiplied const& what, Chose
 
 namespace gemmill {
 
-// D[m, n] = a_scales b_scales (A B) in bf16, of codes with scales of rows and columns. Fields are those of gemmill_scaled_mm_args.
+// Scales in groups of 1 x 128 and 128 x 128, of 1 x 32 and 32 x 32, or of 1 x 32 of both, in place of those of rows and columns. Mirrors
+// the places in gemmill.vocab.SCALE_GROUPS.
+enum ProductGroups : int32_t { kNoGroups = -1, kBlocksOf128 = 0, kBlocksOf32 = 4, kRowsOf32 = 5 };
+
+// D[m, n] = a_scales b_scales (A B) in bf16, of codes. Fields are those of gemmill_scaled_mm_args.
 struct Product {
   int32_t dtype;  // of A and B, by torch's number
+  ProductGroups groups;
   void const *a, *b;
   void* d;
-  float const *a_scales, *b_scales;
+  Operand const &a_scales, &b_scales;
   int64_t lda, ldb, ldd;
-  int32_t m, n, k, a_scale_per_row, b_scale_per_column;
+  int32_t m, n, k;
 };
 
 // Enqueues the chosen variant on the stream of `of`, as the function above does.

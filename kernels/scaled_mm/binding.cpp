@@ -103,13 +103,19 @@ Family const scaled_mm{
 }  // namespace
 
 void multiply(Product const& what, Chosen const& of) {
-  Call const asked{class_code(0, kScale, operand_type(what.dtype), kToBf16), {what.m, what.n, what.k}, {kTmaBytes, kTmaBytes, kTmaBytes}};
+  int64_t found[kBScaleStrideK + 1] = {};
+  if (what.groups != kNoGroups) describe_groups(what.groups, what.a_scales, what.b_scales, what.m, found);
+  Call const asked{class_code(found[kScaleGroups], kScale, operand_type(what.dtype), kToBf16), {what.m, what.n, what.k},
+                   {kTmaBytes, kTmaBytes, kTmaBytes}};
   Choice const choice = choose(scaled_mm, asked, of.sm_count);
   if (choice.row < 0) throw std::runtime_error("gemmill: the build has no scaled GEMM for the product of gates and ups");
   gemmill_scaled_mm_args args{};
-  args.a = what.a, args.b = what.b, args.d = what.d, args.a_scales = what.a_scales, args.b_scales = what.b_scales;
+  args.a = what.a, args.b = what.b, args.d = what.d;
+  args.a_scales = static_cast<float const*>(what.a_scales.data), args.b_scales = static_cast<float const*>(what.b_scales.data);
   args.lda = what.lda, args.ldb = what.ldb, args.ldd = what.ldd, args.m = what.m, args.n = what.n, args.k = what.k;
-  args.a_scale_per_row = what.a_scale_per_row, args.b_scale_per_column = what.b_scale_per_column;
+  args.a_scale_stride_m = found[kAScaleStrideM], args.a_scale_stride_k = found[kAScaleStrideK];
+  args.b_scale_stride_n = found[kBScaleStrideN], args.b_scale_stride_k = found[kBScaleStrideK];
+  args.a_scale_per_row = what.a_scales.numel() > 1, args.b_scale_per_column = what.b_scales.numel() > 1;
   Chosen const chosen{*row_at(choice.row), of.device, of.sm_count};
   launch_row(args, chosen);
 }

@@ -45,17 +45,19 @@ int64_t kind_of(Operand const& a_scales, Operand const& b_scales, int64_t m, int
 bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found) {
   int64_t const kind = kind_of(a_scales, b_scales, m, n, k);
   if (kind < 0) return false;
-  int64_t const a_stride_m = stride_of(a_scales, 0), a_stride_k = stride_of(a_scales, 1);
-  int64_t const b_stride_n = stride_of(b_scales, 1), b_stride_k = stride_of(b_scales, 0);
-  if (a_stride_m != 1 && a_stride_k != 1) return false;
-  if (b_stride_n != 1 && b_stride_k != 1) return false;
+  if (stride_of(a_scales, 0) != 1 && stride_of(a_scales, 1) != 1) return false;
+  if (stride_of(b_scales, 0) != 1 && stride_of(b_scales, 1) != 1) return false;
+  describe_groups(kind, a_scales, b_scales, m, found);
+  return true;
+}
+
+void describe_groups(int64_t kind, Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t* found) {
   bool const mn_major = lies_for_tma(a_scales) && counts_in_32_bits(a_scales) && counts_in_32_bits(b_scales);
   found[kScaleGroups] = 1 + kind * 2 + !mn_major;
   // No access uses the stride of a single group, but a descriptor has it: any will do that TMA takes.
-  found[kAScaleStrideM] = a_stride_m;
-  found[kAScaleStrideK] = a_scales.sizes[1] <= 1 ? round_up(m, kTmaBytes / kScaleBytes) : a_stride_k;
-  found[kBScaleStrideN] = b_stride_n, found[kBScaleStrideK] = b_stride_k;
-  return true;
+  found[kAScaleStrideM] = stride_of(a_scales, 0);
+  found[kAScaleStrideK] = a_scales.sizes[1] <= 1 ? round_up(m, kTmaBytes / kScaleBytes) : stride_of(a_scales, 1);
+  found[kBScaleStrideN] = stride_of(b_scales, 1), found[kBScaleStrideK] = stride_of(b_scales, 0);
 }
 
 }  // namespace gemmill

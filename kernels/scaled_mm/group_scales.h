@@ -21,4 +21,7 @@ inline bool is_vector_of(Operand const& x, int64_t length, int64_t dim, bool eit
 // Whether scales of float32 other than vectors are the groups of a legal call; leaves their facts behind.
 bool find_groups(Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t n, int64_t k, int64_t* found);
 
+// The facts of scales of a kind, by its place in gemmill.vocab.SCALE_GROUPS.
+void describe_groups(int64_t kind, Operand const& a_scales, Operand const& b_scales, int64_t m, int64_t* found);
+
 }  // namespace gemmill

@@ -11,7 +11,7 @@ from gemmill.vocab import Arch
 
 def test_headers_of_all_families_go_together(toolchain: ToolchainPaths, tmp_path: Path) -> None:
     """Each alone is tested by every variant: two that name the same thing meet first in a whole build, which takes minutes."""
-    headers = [path.relative_to(kernels_dir()) for path in sorted(kernels_dir().glob("*/*.cuh"))]
+    headers = [path.relative_to(kernels_dir()) for path in sorted(kernels_dir().rglob("*.cuh"))]
     of_families = [header.as_posix() for header in headers if header.parent.name != "core"]
     source = tmp_path / "together.cu"
     source.write_text("".join(f'#include "{header}"\n' for header in of_families))

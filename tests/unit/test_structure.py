@@ -151,3 +151,48 @@ def test_an_include_of_another_family_is_found(tmp_path: Path) -> None:
         '#include "grouped_mm/b.cuh"\n#include "core/c.h"\n#include "quant/d.cuh"\n'
     )
     assert abroad(tmp_path / "grouped_mm", {"grouped_mm", "core", "quant"}) == ["grouped_mm/a.cuh includes quant/"]
+
+
+MOST_FILES = 24
+"""Files in a folder of kernels, the largest of which has folders for what its bodies do."""
+
+
+def across(family: Path) -> list[str]:
+    """Files in a folder of a family that include a header of another such folder, except of `shared`; `shared` includes none."""
+    include = re.compile(rf'^\s*#\s*include "{family.name}/(\w+)/', re.MULTILINE)
+    return [
+        f"{path.relative_to(family.parent)} includes {room}/"
+        for path in sorted(family.glob("*/*.*"))
+        for room in include.findall(path.read_text(encoding="utf-8"))
+        if room not in {"shared", path.parent.name}
+    ]
+
+
+def crowded(kernels: Path) -> list[str]:
+    """Folders below kernels/ that have more files than one reads at a glance."""
+    folders = [folder for folder in sorted(kernels.rglob("*")) if folder.is_dir()]
+    return [folder.name for folder in folders if sum(path.is_file() for path in folder.iterdir()) > MOST_FILES]
+
+
+def test_bodies_of_a_large_family_have_folders() -> None:
+    assert crowded(ROOT / "kernels") == []
+    families = [folder for folder in (ROOT / "kernels").iterdir() if folder.is_dir() and folder.name not in SHARED]
+    assert [line for family in families for line in across(family)] == []
+
+
+def test_a_crowded_folder_and_an_include_across_folders_are_found(tmp_path: Path) -> None:
+    for room in ("shared", "slots", "pages"):
+        (tmp_path / "kv_cache" / room).mkdir(parents=True)
+    (tmp_path / "kv_cache" / "slots" / "a.cuh").write_text(
+        '#include "kv_cache/shared/b.cuh"\n#include "kv_cache/pages/c.cuh"\n'
+    )
+    (tmp_path / "kv_cache" / "shared" / "b.cuh").write_text(
+        '#include "kv_cache/abi.h"\n#include "kv_cache/slots/a.cuh"\n'
+    )
+    assert across(tmp_path / "kv_cache") == [
+        "kv_cache/shared/b.cuh includes slots/",
+        "kv_cache/slots/a.cuh includes pages/",
+    ]
+    for number in range(MOST_FILES + 1):
+        (tmp_path / "kv_cache" / "pages" / f"{number}.cuh").touch()
+    assert crowded(tmp_path) == ["pages"]

@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TYPES = {"workload": {"Workload", "MeasuredWorkload"}, "spec": {"Spec"}}
 """Endings of the types of parameters and fields so called, besides values that cross to another process as JSON."""
 AS_JSON = ("Any", "list[Any]")
-ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan", "ProductPlan"}, "Workload": {"Workload", "MeasuredWorkload"}}
+ENDINGS = {"Plan": {"Plan", "BuildPlan", "PagePlan"}, "Workload": {"Workload", "MeasuredWorkload"}}
 """Classes whose names end so."""
 HOMES = {
     "Kind": {"gemm/traced.py"},

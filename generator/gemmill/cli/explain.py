@@ -133,11 +133,7 @@ def _print_choice(
     out = console()
     chosen = f"{choice.entry.name} ({choice.trust.name.lower()})" if choice.entry else "no variant takes this call"
     out.print(choice.refused or chosen)
-    if of_parts is not None and choice.entry is not None and of_parts == choice.entry.family:
-        out.print(
-            "runs its parts: a kernel of its own stores the product, then the kernel of another variant activates it"
-        )
-    elif of_parts is not None:
+    if of_parts is not None:
         out.print(f"runs its parts: launches variants that the family {of_parts} chooses, then a kernel of its own")
     if choice.held is not None:
         out.print(_of_order(choice))

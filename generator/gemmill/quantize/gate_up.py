@@ -14,7 +14,8 @@ class PackedGateUp:
     """The operands `b` and `b_scales` of scaled_mm_act_quant, and the order that they were packed from."""
 
     weights: Tensor
-    """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up."""
+    """[2 hidden, K], contiguous, in the order of gemmill.formats.gate_up: with scales of blocks, the first block's gates, their
+    ups, the next gates."""
     scales: Tensor
     """float32, one value or [2 hidden], in the same order. Scales of blocks are [K groups, 2 blocks], of rows in groups
     [K groups, 2 hidden].
@@ -41,11 +42,11 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
     order: "gate_up" where all gates come first, "up_gate" where all ups do, "interleaved" where gates and ups
     alternate.
 
-    Scales of blocks are [2 ceil(hidden / g), ceil(K / g)], each of g gates or of g ups, with g = 128 or 32. Interleaved
-    weights have none. Scales of rows in groups are [2 hidden, ceil(K / 32)].
+    Scales of blocks are [2 hidden / g, ceil(K / g)], each of g gates or of g ups, with g = 128 or 32; hidden is a multiple
+    of g. Interleaved weights have none. Scales of rows in groups are [2 hidden, ceil(K / 32)].
 
-    Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, and for scales of other
-    shapes.
+    Raises ValueError, in a sentence, for another order, for rows that are no multiple of 32, for blocks that hidden is no
+    multiple of, and for scales of other shapes.
     """
     if order not in ORDERS:
         raise ValueError(f"gates and ups in order {order!r}, expected one of {', '.join(ORDERS)}")
@@ -57,8 +58,14 @@ def prepack_gate_up(weights: Tensor, scales: Tensor, order: str = "gate_up") -> 
     blocks, fine = ((2 * -(-rows // (2 * g)), -(-k // g)) for g in (GATE_UP_BLOCK, FINE_GATE_UP_BLOCK))
     of_groups = rows, fine[1]
     if scales.shape in (blocks, fine):
+        block = GATE_UP_BLOCK if scales.shape == blocks else FINE_GATE_UP_BLOCK
+        if rows % (2 * block):
+            raise ValueError(
+                f"weights have shape {list(weights.shape)}, {rows // 2} gates: scales of {list(scales.shape)} are of {block} gates or "
+                f"ups, pad both to a multiple of {block} with zeros"
+            )
         return PackedGateUp(
-            weights=pack_gate_up(weights, order), scales=pack_blocks(scales, order).t().contiguous(), order=order
+            weights=pack_gate_up(weights, order, block), scales=pack_blocks(scales, order).t().contiguous(), order=order
         )
     if scales.shape == of_groups and fine[1] > 1:
         return PackedGateUp(

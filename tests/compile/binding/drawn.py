@@ -56,12 +56,11 @@ def compare(
     seed: int = 3,
     lacking: str = r"none of \d+ variants? of ",
     every_field: bool = True,
-    last_of: Callable[[KernelEntry], str] = lambda entry: entry.symbol,
 ) -> Compared:
     """Both refuse the same calls with the same sentence, and a legal one launches the selected kernel.
 
     A call with one of `sizes` at zero launches none. `wanted_of` gives fields of a kernel's arguments, all of abi.h
-    or some, by a call and its row of the table. `last_of` gives the symbol of a variant's last launch. Without a row the extension raises an error that matches `lacking`.
+    or some, by a call and its row of the table. Without a row the extension raises an error that matches `lacking`.
     """
     found = Compared(refused=set(), lacking=[], launched=[])
     for given in filter(None, (drawn_call(op, seed, index) for index in range(rounds))):
@@ -83,7 +82,7 @@ def compare(
             found.lacking.append(judged)
             continue
         launch, entry = probe.run(op, *given), probe.build.table.entries[row]
-        assert launch is not None and launch[0] == last_of(entry)
+        assert launch is not None and launch[0] == entry.symbol
         if wanted_of is not None:
             wanted = wanted_of(judged, probe.build.table.rows[row])
             fields = [name for name, _ in launch[1]._fields_ if every_field or name in wanted]

@@ -28,7 +28,7 @@ from gemmill.families.gated_mm.config import (
 from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT, GROUPED_MM_ACT_QUANT_MASKED
 from gemmill.families.gated_mm.rules import RULES
-from gemmill.families.gated_mm.selections import default, of_experts, of_int8, sweep
+from gemmill.families.gated_mm.selections import default, of_experts, of_int8, parts, sweep
 from gemmill.families.gated_mm.shaped_call import shaped_call_of
 from gemmill.family import first_rejection
 from gemmill.formats.gate_up import unpack_gate_up
@@ -69,7 +69,8 @@ def product(p: ExpertSpec, x: dict[str, Any]) -> Tensor:
     """Gates, then ups of every row in bf16, by the grouped GEMM of unpacked weights."""
     parts = []
     for weights, kind in ((x["b"], 0), (x["b"], 1)):
-        half = torch.stack([unpack_gate_up(one)[kind].contiguous().view(torch.uint8) for one in weights])
+        halves = [unpack_gate_up(one, p.group_size)[kind] for one in weights]
+        half = torch.stack([one.contiguous().view(torch.uint8) for one in halves])
         scales = x["b_scales"]
         if p.group_size:
             scales = scales[:, kind::2].contiguous()
@@ -181,7 +182,7 @@ def test_many_rows_are_selected_first(monkeypatch: pytest.MonkeyPatch) -> None:
         for most in (7, 1024):
             monkeypatch.setattr(functions, "MOST_GATHERED", most)
             out, _ = gemmill.grouped_mm_act_quant(*operands, token_ids=x["token_ids"])
-            assert torch.equal(out[kept(p)], wanted) and (numbers.pop() is None) == (most == 7)
+            assert torch.equal(out[kept(p)], wanted) and (numbers.pop() is None) == (most == 7 or p.group_size > 0)
 
 
 @pytest.mark.parametrize(
@@ -332,12 +333,9 @@ def test_sweep_has_all_kernels_of_experts_once() -> None:
     assert {to_name(x) for x in found} == {
         to_name(x)
         for x in sweep(Arch.SM90A)
-        if x.operands.by_expert and x.operands.dtype is DType.E4M3 and x.group_size != 32 and isinstance(x, GatedConfig)
+        if x.operands.by_expert and x.operands.dtype is DType.E4M3 and not x.group_size and isinstance(x, GatedConfig)
     }
-    kinds = {(x.group_size, x.operands.indexed) for x in found if x.operands.by_expert}
-    assert kinds == {(group, indexed) for group in (0, 128) for indexed in (False, True)} and not list(
-        of_experts(Arch.SM100A)
-    )
+    assert {x.operands.indexed for x in found} == {False, True} and not list(of_experts(Arch.SM100A))
     for config in found:
         assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
         assert Plan(config).stages >= 2
@@ -365,8 +363,9 @@ def test_pairs_are_refused() -> None:
 
 def test_a_call_is_of_the_class_of_its_kernels() -> None:
     numbers = {n for config in of_experts(Arch.SM90A) for n in classes_of(config)}
-    often = 24  # two activations, three results, two kinds of scales, rows in order and gathered
-    assert len(numbers) == often + 6, "the other two have results of scales of rows alone"
+    often = 12  # two activations, three results, rows in order and gathered
+    assert len(numbers) == often + 6, "the other two have rows in order alone"
+    numbers |= {n for config in parts(Arch.SM90A) for n in classes_of(config)}
     for p in (BF16, SLOTS, GROUPS, STATIC, IN_GROUPS, GATHERED):
         judged = check(BY_NAME[p.op], of_arguments(BY_NAME[p.op], expert_arguments_of(p.op, given(p))))
         told = dict(CLASSES.told(judged["class"]))
@@ -382,17 +381,17 @@ def test_expected_rows_are_what_the_choice_counts() -> None:
     assert shaped_call_of(judged).sizes[0] == 12
 
 
-def first_of(group: int, *, indexed: bool) -> GatedConfig:
-    found = (x for x in of_experts(Arch.SM90A) if (x.group_size, x.operands.indexed) == (group, indexed))
-    return next(x for x in found if x.epilogue.result is Result.GROUP)
+def first_of(group: int, *, indexed: bool) -> GatedConfig | GatedPartsConfig:
+    of_all = (*of_experts(Arch.SM90A), *(x for x in parts(Arch.SM90A) if x.operands.by_expert))
+    found = (x for x in of_all if (x.group_size, x.operands.indexed) == (group, indexed))
+    return next(x for x in found if x.epilogue.result.group)
 
 
 # Cases --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [0, 128])
-def test_cases_of_gathered_rows_name_rows_of_nowhere_too(group: int) -> None:
-    config = first_of(group, indexed=True)
+def test_cases_of_gathered_rows_name_rows_of_nowhere_too() -> None:
+    config = first_of(0, indexed=True)
     cases = [case for case in of_config(config) if isinstance(case, ExpertGatedCase)]
     assert {case.op for case in cases} == {GROUPED_MM_ACT_QUANT.name} and all(case.spec.indexed for case in cases)
     ids = [make_expert_given(case.spec, torch.device("cpu"))["token_ids"] for case in cases]
@@ -403,7 +402,7 @@ def test_cases_of_gathered_rows_name_rows_of_nowhere_too(group: int) -> None:
         assert not case.run("cpu").report, str(case)
 
 
-@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("group", [0, 128, 32])
 def test_cases_reach_slots_maps_and_segments_and_pass_by_the_reference(group: int) -> None:
     config = first_of(group, indexed=False)
     cases = list(of_config(config))

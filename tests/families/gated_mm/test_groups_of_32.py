@@ -12,11 +12,10 @@ from gemmill.families.gated_mm.config import (
     Result,
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.facts import PairedBlocks
 from gemmill.families.gated_mm.rules import RULES
 from gemmill.families.gated_mm.selections import in_fine_groups
 from gemmill.family import first_rejection
-from gemmill.formats.gate_up import packed_blocks, unpack_gate_up
+from gemmill.formats.gate_up import unpack_gate_up
 from gemmill.quantize import prepack_gate_up
 from gemmill.space.names import parse_name, to_name
 from gemmill.vocab import Arch, KernelSchedule
@@ -33,7 +32,7 @@ def test_operands_in_groups_of_32_give_what_the_two_ops_give(transposed: bool, r
     parts = unpack_gate_up(of_weights) if rows_scaled else (of_weights[0::2], of_weights[1::2])
     products = [
         gemmill.cutlass_scaled_mm(x["a"], part.t(), x["a_scales"], scales.t().contiguous(), torch.bfloat16)
-        for part, scales in zip(unpack_gate_up(weights), parts, strict=True)
+        for part, scales in zip(unpack_gate_up(weights, 0 if rows_scaled else 32), parts, strict=True)
     ]
     wanted, scales = gemmill.silu_and_mul_per_block_quant(torch.cat(products, dim=1).contiguous(), 32)
     assert torch.equal(call(x).view(torch.uint8), wanted.view(torch.uint8))
@@ -44,53 +43,26 @@ def test_operands_in_groups_of_32_give_what_the_two_ops_give(transposed: bool, r
     )
 
 
-def test_a_column_of_a_tile_finds_its_block() -> None:
-    blocks = PairedBlocks(32)
-    assert [column // blocks for column in range(256)] == packed_blocks(256, block=32).tolist()
-    assert int(blocks) == 32 and 100 % blocks == 4, "else it is the number that it is"
-
-
 def test_kernels_of_groups_of_32() -> None:
     found = list(in_fine_groups(Arch.SM90A))
     assert not list(in_fine_groups(Arch.SM100A))
-    kinds = {(x.rows_scaled, x.operands.by_expert, x.operands.indexed, x.design.swap_ab) for x in found}
-    assert len(kinds) == 9, "blocks have tiles with weights as rows and as columns, rows of weights alone as rows"
+    assert {(x.rows_scaled, x.operands.by_expert, x.operands.indexed, x.design.swap_ab) for x in found} == {
+        (True, by_expert, indexed, True) for by_expert, indexed in ((False, False), (True, False), (True, True))
+    }
     for config in found:
         assert first_rejection(RULES, config).ok and parse_name(to_name(config)) == config
         plan = Plan(config)
         assert plan.promotions == plan.mma_steps and plan.promotion_k == 32
-        assert plan.b_scales == (plan.tile_n if plan.swap_ab else plan.tile_n // 32)
-    least = {
-        x.design.tile_shape_mnk for x in found if x.epilogue.result is Result.FINE_GROUP and not x.operands.by_expert
-    }
-    (four,) = {x.design.tile_shape_mnk for x in found if x.design.partial_sets == 4}
-    assert four == (64, 64, 128)
-    assert least == {(64, 16, 256), (64, 64, 128), (128, 128, 128)} | {(128, 64, 128)}
+        assert plan.b_scales == plan.tile_n
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"tile_shape_mnk": (64, 128, 128), "partial_sets": 4},
-            "4 sets of partial sums take turns in groups of 32 where K is not divided and registers hold the sets, but not all sums of a K step",
-        ),
-        (
-            {"tile_shape_mnk": (64, 96, 128)},
-            "tile of 96 columns: it begins within blocks of 32 gates and ups",
-        ),
-        (
-            {"tile_shape_mnk": (128, 64, 128), "kernel_schedule": KernelSchedule.BASIC, "swap_ab": True},
-            "tile (128, 64, 128) has 64 results of a row, 64 of them in a box: a scale belongs to 32 of one tile",
-        ),
-    ],
-)
-def test_what_a_kernel_of_groups_of_32_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
-    found = in_fine_groups(Arch.SM90A)
-    config = next(x for x in found if x.epilogue.result is Result.FINE_GROUP and not x.design.swap_ab)
+def test_what_a_kernel_of_groups_of_32_cannot_be_made_of() -> None:
+    config = next(x for x in in_fine_groups(Arch.SM90A) if x.epilogue.result is Result.FINE_GROUP)
     with pytest.raises(ValueError) as error:
-        Plan(changed(config, **changes))
-    assert str(error.value) == reason
+        Plan(changed(config, tile_shape_mnk=(128, 64, 128), kernel_schedule=KernelSchedule.BASIC))
+    assert str(error.value) == (
+        "tile (128, 64, 128) has 64 results of a row, 64 of them in a box: a scale belongs to 32 of one tile"
+    )
     with pytest.raises(ValueError, match=r"^results in groups of 128 of operands in groups of 32: both have the same"):
         Plan(replace(config, epilogue=replace(config.epilogue, result=Result.GROUP)))
     with pytest.raises(ValueError, match=r"^rows_scaled=True contradicts group_size=128: gates and ups have scales"):

@@ -13,18 +13,14 @@ from gemmill.families.gated_mm.config import (
     GROUP,
     Activation,
     Epilogue,
-    GatedConfig,
     GatedPartsConfig,
-    GatedProductConfig,
     Operands,
     Result,
 )
-from gemmill.families.gated_mm.dsl.plan import ProductPlan
-from gemmill.families.gated_mm.model import OWN_TILE, PLAIN
 from gemmill.families.gated_mm.order import order_of
-from gemmill.families.gated_mm.rules import PARTS_RULES, PRODUCT_RULES
-from gemmill.families.gated_mm.selections import default, parts, products, sweep
-from gemmill.families.gated_mm.tuning import TUNING, second_of
+from gemmill.families.gated_mm.rules import PARTS_RULES
+from gemmill.families.gated_mm.selections import default, parts
+from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.families.grouped_mm.selections import tiled as grouped_tiles
 from gemmill.families.scaled_mm import selections as scaled_mm
 from gemmill.family import EXACT, ShapedCall, first_rejection
@@ -32,12 +28,17 @@ from gemmill.runtime.invariance import Invariance
 from gemmill.runtime.select import select
 from gemmill.runtime.variant_table import make_variant_table
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
+from gemmill.vocab import Arch, DType
 
 SMS = 132
 E4M3, S8 = DType.E4M3, DType.S8
 GEMMS = [x for x in scaled_mm.default(Arch.SM90A) if not x.operands.group_size and x.operands.out_dtype is DType.BF16]
 GROUPED_GEMMS = [x for x in grouped_tiles(Arch.SM90A) if not x.group_size and x.out_dtype is DType.BF16]
+OF_BLOCKS = [
+    *(x for x in scaled_mm.default(Arch.SM90A) if x.operands.group_size and x.operands.out_dtype is DType.BF16),
+    *(x for x in grouped_tiles(Arch.SM90A) if x.group_size and x.out_dtype is DType.BF16),
+]
+"""GEMMs of operands in groups."""
 MEASURED = [
     (E4M3, Result.GROUP, (4096, 28672, 4096, 0), False),
     (E4M3, Result.STATIC, (16, 28672, 4096, 0), False),
@@ -82,14 +83,16 @@ def test_a_build_without_the_gemms_never_runs_parts(make_manifest, experts: int,
 
 def test_names_needs_and_orders() -> None:
     found = list(parts(Arch.SM90A))
-    assert len(found) == 12 and {x.epilogue.result for x in found} == set(RESULTS) and not list(parts(Arch.SM120F))
+    assert len(found) == 27 and {x.epilogue.result for x in found} == set(Result) and not list(parts(Arch.SM120F))
     for config in found:
         assert first_rejection(PARTS_RULES, config).ok and parse_name(to_name(config)) == config
         needs = TUNING.needs(config)
         assert needs is not None and needs.family == ("grouped_mm" if config.operands.by_expert else "scaled_mm")
-        of_gemms = "grouped GEMMs to f32" if config.operands.by_expert else "plain GEMMs to f32"
         order = order_of(config)
-        assert order == EXACT if config.operands.dtype is S8 else str(order) == of_gemms
+        if config.operands.dtype is S8:
+            assert order == EXACT
+        else:
+            assert str(order).startswith(f"{'grouped' if config.operands.by_expert else 'plain'} GEMMs to f32")
 
 
 @pytest.mark.parametrize("experts", [0, 8])
@@ -117,19 +120,24 @@ def test_gelu_of_experts_and_all_else_hold_an_order_for_few_rows_and_many(make_m
     ("operands", "result", "reason"),
     [
         (
-            Operands(dtype=E4M3, group_size=GROUP),
+            Operands(dtype=E4M3, group_size=FINE_GROUP, rows_scaled=True, by_expert=True),
             Result.BF16,
-            "scales in groups of 128: a plain GEMM has no blocks of gates and of ups, whose columns take turns",
+            "scales of each row in groups of 32 of experts: no grouped GEMM of packed columns has them",
         ),
         (
             Operands(dtype=E4M3, by_expert=True, indexed=True),
             Result.BF16,
-            "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, give rows in order",
+            "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, and all with scales of blocks",
         ),
         (
             Operands(dtype=E4M3),
             Result.FINE_GROUP,
             "results in groups of 32 of operands in groups of 128: both have the same groups",
+        ),
+        (
+            Operands(dtype=E4M3, group_size=FINE_GROUP),
+            Result.GROUP,
+            "results in groups of 128 of operands in groups of 32: both have the same groups",
         ),
     ],
 )
@@ -142,102 +150,17 @@ def test_rules(operands: Operands, result: Result, reason: str) -> None:
     assert first_rejection(PARTS_RULES, of_one).reason == "activation=silu: one kernel has all, None"
 
 
-IN_GROUPS = [(16, 28672, 4096), (256, 28672, 4096), (4096, 28672, 4096)]
-"""M, N and K at which the two ops took 0.99, 0.67 and 0.63 of the time of one launch to codes (H200, 2026-11-23, 8719654b)."""
-
-
-@pytest.mark.parametrize("sizes", IN_GROUPS)
-def test_products_in_groups_of_128_are_chosen_where_measured_times_say_so(make_manifest, sizes) -> None:
-    entries = make_manifest(*sweep(Arch.SM90A)).entries
-    table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
-    call = ShapedCall(
-        family=NAME, call_class=class_in_groups(GROUP, Result.GROUP), sizes=(*sizes, 0), alignments=(16, 16, 16)
-    )
-    choice = select(table, call, SMS)
-    assert isinstance(choice.entry.config, GatedProductConfig if sizes[0] > 16 else GatedConfig | GatedProductConfig)
-
-
-def class_in_groups(size: int, result: Result) -> int:
-    config = next(x for x in products(Arch.SM90A) if (x.group_size, x.epilogue.result) == (size, result))
-    return classes_of(config)[[*Activation].index(Activation.SILU)]
-
-
-def test_a_build_serves_calls_in_groups_by_products_alone(make_manifest) -> None:
-    """`default` has no other kernel of them, and none without the kernel that activates."""
-    one = next(x for x in products(Arch.SM90A) if x.epilogue.result is Result.GROUP)
-    call = ShapedCall(
-        family=NAME, call_class=class_in_groups(GROUP, Result.GROUP), sizes=(5, 512, 256, 0), alignments=(16, 16, 16)
-    )
-    for configs, reason in (
-        ((one, second_of(one)), None),
-        ((one, *parts(Arch.SM120F)), "it is quarantined: the build has no variant"),
-    ):
-        entries = make_manifest(*configs).entries
-        choice = select(make_variant_table(entries, sorted({x.symbol for x in entries}), ()), call, SMS)
-        assert (choice.entry is None) is (reason is not None)
-        assert reason is None or any(reason in rejected.reason for rejected in choice.trace)
-    assert {(x.group_size, x.epilogue.result) for x in default(Arch.SM90A) if isinstance(x, GatedProductConfig)} == {
-        (GROUP, Result.GROUP),
-        (FINE_GROUP, Result.FINE_GROUP),
-    }
-
-
-def test_products_have_whole_pairs_of_blocks_and_know_who_activates_them() -> None:
-    found = list(products(Arch.SM90A))
-    assert len(found) == 24 and not list(products(Arch.SM120F))
-    for config in found:
-        assert first_rejection(PRODUCT_RULES, config).ok and parse_name(to_name(config)) == config
-        plan, size = ProductPlan(config), config.group_size
-        assert plan.promotion_k == size and plan.b_scales == (
-            plan.tile_n if plan.swap_ab else max(2, plan.tile_n // size)
-        )
-        second = second_of(config)
-        assert second.epilogue.result.dtype is config.epilogue.result.dtype and not second.group_size
-        rows = list(TUNING.rows(config, 0))
-        assert [row.facts.activates for row in rows] == classes_of(second) and len(rows) == len(Activation)
-        assert {(row.facts.parts, row.facts.result_group) for row in rows} == {(OWN_TILE, config.epilogue.result.group)}
-        assert {row.facts.parts for row in TUNING.rows(second, 0)} == {PLAIN}
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"operands": Operands(dtype=E4M3)},
-            "group_size=0, rows_scaled=False: a plain GEMM makes this product, of blocks in groups alone this one",
-        ),
-        (
-            {"operands": Operands(dtype=E4M3, group_size=GROUP, by_expert=True)},
-            "experts' rows: a product with scales in groups is of dense rows",
-        ),
-        (
-            {"epilogue": Epilogue(result=Result.FINE_GROUP)},
-            "results in groups of 32 of operands in groups of 128: both have the same groups",
-        ),
-        (
-            {"epilogue": Epilogue(result=Result.GROUP, activation=Activation.SILU)},
-            "activation=silu: the second kernel has all, None",
-        ),
-        ({"arch": Arch.SM120F}, "gated kernels are written for sm90a, not for sm120f"),
-        (
-            {"tile_shape_mnk": (64, 96, 128)},
-            "tile of 96 columns: it crosses blocks of 128 gates and ups, whose pairs are 256 columns",
-        ),
-        (
-            {"kernel_schedule": KernelSchedule.PINGPONG, "tile_shape_mnk": (64, 64, 128)},
-            "pingpong with scales in groups: cooperative groups promote in turn",
-        ),
-        (
-            {"accumulation": Accumulation.FAST},
-            "scales in groups of 128 with fast sums: they are applied where sums are promoted",
-        ),
-    ],
-)
-def test_what_a_product_cannot_be_made_of(changes: dict[str, Any], reason: str) -> None:
-    config = next(x for x in products(Arch.SM90A) if x.epilogue.result is Result.GROUP and not x.design.swap_ab)
-    of_design = {name: value for name, value in changes.items() if hasattr(config.design, name)}
-    others = {name: value for name, value in changes.items() if name not in of_design}
-    config = replace(config, design=replace(config.design, **of_design), **others)
-    assert first_rejection(PRODUCT_RULES, config).reason == reason
-    with pytest.raises(ValueError, match=reason[:20]):
-        ProductPlan(config)
+@pytest.mark.parametrize("by_expert", [False, True])
+@pytest.mark.parametrize("group", [GROUP, FINE_GROUP])
+def test_default_serves_calls_of_blocks_by_parts(make_manifest, group: int, by_expert: bool) -> None:
+    """All results and activations, where the build has a GEMM of such scales, and with few rows and many."""
+    for gemms, is_served in (((*GEMMS, *GROUPED_GEMMS), False), (OF_BLOCKS, True)):
+        entries = make_manifest(*dict.fromkeys([*default(Arch.SM90A), *gemms])).entries
+        table = make_variant_table(entries, sorted({entry.symbol for entry in entries}), ())
+        wanted = [x for x in parts(Arch.SM90A) if (x.block, x.operands.by_expert) == (group, by_expert)]
+        assert len(wanted) == len(RESULTS)
+        for config, (m, number) in ((x, call) for x in wanted for call in product((1, 300), classes_of(x))):
+            sizes = m, 512, 384, 4 if by_expert else 0
+            call = ShapedCall(family=NAME, call_class=number, sizes=sizes, alignments=(16, 16, 16))
+            choice = select(table, call, SMS)
+            assert (choice.entry is not None and choice.entry.config == config) is is_served

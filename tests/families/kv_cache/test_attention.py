@@ -364,5 +364,5 @@ def test_skipped_slots_and_dense_rotations() -> None:
 
 
 def test_bounds_and_kernels_have_the_same_headroom_of_maxima() -> None:
-    header = (kernels_dir() / "kv_cache/decode_tiles.cuh").read_text()
+    header = (kernels_dir() / "kv_cache/shared/decode_tiles.cuh").read_text()
     assert f"constexpr float kHeadroom = {-math.log2(WEIGHT_SHARE):.1f}f;" in header

@@ -220,6 +220,17 @@ def test_an_engine_that_fails_is_named_and_the_others_are_measured(paper_engine,
     }
 
 
+def test_loading_alone_asks_for_no_token(paper_engine, tmp_path, monkeypatch, capsys):
+    asked = []
+    ask = Side.ask
+    monkeypatch.setattr(Side, "ask", lambda self, do, **request: asked.append(do) or ask(self, do, **request))
+    given = ["llama-3.1-8b-fp8", "--layers", "2", "--loading", "--out-dir", str(tmp_path)]
+    assert program.main(given) == 0 and asked == ["served", "loaded"] * 2
+    (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert set(row["sides"]) == {"engine", "gemmill"} and "decode_tokens_per_s" not in row
+    assert "llama-3.1-8b-fp8-2-layers, gemmill: first token " in capsys.readouterr().out
+
+
 def test_tokens_that_take_no_time_are_a_failure(paper_engine, tmp_path):
     (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3 * params.max_tokens", "1e-3"))
     given = ["llama-3.1-8b-fp8", "--batches", "1", "--length", "8", "--tokens", "4", "--rounds", "1", "--one-at-a-time"]

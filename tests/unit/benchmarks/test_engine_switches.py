@@ -7,6 +7,7 @@ import pytest
 from safetensors import safe_open
 
 import engine_switches as program
+import engine_tables
 from served import tiny
 from unit.benchmarks.test_engine import VLLM
 
@@ -113,3 +114,44 @@ def test_checkpoints_are_those_of_their_kinds(tmp_path):
     with safe_open(tiny.adapter(tmp_path / "adapter") / "adapter_model.safetensors", "pt") as factors:
         shape = factors.get_slice("base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight").get_shape()
     assert shape == [256, 8]
+
+
+def record_of(commit: str, *rows: dict, ranks: int = 1) -> tuple[str, dict]:
+    settings, environment = {"ranks": ranks}, {"gpu": "NVIDIA H200"}
+    made = {"commit": commit, "date": "2026-11-27", "settings": settings, "environment": environment, "rows": [*rows]}
+    return f"benchmarks/results/{commit}.json.xz", made
+
+
+def row_of(kind: str, switch: str, equal: int) -> dict:
+    pair = next(name for name, tried in program.PAIRS.items() if switch in tried)
+    report = {"served": [{"layer": kind}], "left": []}
+    agreement = {"most_likely_equal": equal, "positions": 9}
+    return {
+        "layers": tiny.KINDS[kind].layers,
+        "switches": {switch: {"agreement": agreement}},
+        "failures": {},
+        "served": {pair: {"report": report}},
+    }
+
+
+def test_a_later_run_adds_what_an_earlier_one_has_not_tried():
+    """Cells of one kind stand in one row, those of pairs of ranks in another; kinds without a run are named."""
+    compiled, again = row_of("int8", "compiled", 8), row_of("int8", "compiled", 3)
+    runs = [
+        record_of("aaaaaaa1", compiled),
+        record_of("bbbbbbb2", again),
+        record_of("ccccccc3", row_of("int8", "lora", 7)),
+    ]
+    runs.append(record_of("ddddddd4", compiled, ranks=2))
+    made = engine_tables.switches(runs)
+    cells = ["not run"] * len(program.SWITCHES)
+    first, lora = list(program.SWITCHES).index("compiled"), list(program.SWITCHES).index("lora")
+    pair = ["served, 8 of 9" if i == first else cell for i, cell in enumerate(cells)]
+    one = ["served, 7 of 9" if i == lora else cell for i, cell in enumerate(pair)]
+    name = tiny.KINDS["int8"].layers
+    assert made.splitlines()[2:4] == [
+        f"| {name}, aaaaaaa, ccccccc | {' | '.join(one)} |",
+        f"| {name}, ddddddd | {' | '.join(pair)} |",
+    ]
+    *_, last = made.splitlines()
+    assert last.endswith(": not run.") and tiny.KINDS["turboquant"].layers in last and f"{name};" not in last

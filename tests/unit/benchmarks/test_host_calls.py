@@ -23,7 +23,9 @@ class Layer(torch.nn.Module):
 
 def test_the_plugins_python_is_timed_without_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin: Any = ModuleType(host_calls._PLUGIN)
-    plugin.gemmill = SimpleNamespace(cutlass_scaled_mm=pytest.fail, fp4_weight_mm=pytest.fail)
+    plugin.gemmill = SimpleNamespace(
+        cutlass_scaled_mm=pytest.fail, cutlass_scaled_mm_azp=pytest.fail, fp4_weight_mm=pytest.fail
+    )
     plugin._custom_ops = SimpleNamespace(scaled_int8_quant=pytest.fail)
     plugin.own_mm = plugin.by_rows = pytest.fail
     monkeypatch.setitem(sys.modules, plugin.__name__, plugin)

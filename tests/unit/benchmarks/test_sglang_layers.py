@@ -46,6 +46,7 @@ def test_an_unknown_kind_is_refused(capsys) -> None:
 
 def test_kinds_that_sglang_compiles_come_last() -> None:
     assert program.parse(["--kinds", "nvfp4,fp8,int8"]).kinds == ["fp8", "int8", "nvfp4"]
+    assert program.parse(["--kinds", "nvfp4,fp8", "--wait", "0"]).kinds == ["nvfp4", "fp8"]
 
 
 def test_results_of_one_kind_alone_are_of_one_kind(capsys) -> None:

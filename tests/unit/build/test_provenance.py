@@ -60,7 +60,7 @@ def test_host_code_is_left_out() -> None:
 
 
 def test_no_device_code_follows_host_code() -> None:
-    sources = [*kernels_dir().glob("*/*.cuh"), *kernels_dir().glob("*/*.h"), *templates_dir().rglob("*.cu.jinja")]
+    sources = [*kernels_dir().rglob("*.cuh"), *kernels_dir().rglob("*.h"), *templates_dir().rglob("*.cu.jinja")]
     parted = [path.read_text().partition("\n// Host code: ") for path in sources]
     assert sum(bool(host) for _, _, host in parted) >= 8
     for path, (device, _, host) in zip(sources, parted, strict=True):

@@ -267,7 +267,11 @@ class GemmillInt8Linear(_OnThisGpu, CutlassInt8ScaledMMLinearKernel):
             out = by_rows(codes, weight, scales, w_scales, x.dtype, azp_adj, azp, bias, self._name)
         elif self._split is None or self._split.is_ours(codes.shape[0]):
             row = _once(self, "scales", row_of, w_scales)
-            out = own_mm(codes, weight, scales, row, x.dtype, azp_adj, azp, bias)
+            if azp_adj is None:
+                out = gemmill.cutlass_scaled_mm(codes, weight, scales, row, x.dtype, bias)
+            else:
+                flat = _once(self, "adjustments", torch.Tensor.flatten, azp_adj)
+                out = gemmill.cutlass_scaled_mm_azp(codes, weight, scales, row, x.dtype, flat, azp, bias)
         else:
             out = _mm_of_vllm(codes, weight, scales, w_scales, x.dtype, azp_adj, azp, bias)
         return out if is_flat else out.view(*x.shape[:-1], out.shape[-1])

@@ -10,7 +10,7 @@ class FewLoop(StrEnum):
     """The path of codes into the registers of warps, for a small M."""
 
     REGISTERS = "registers"
-    """straight from memory: kernels/blockscaled/skinny_mm.cuh"""
+    """straight from memory: kernels/blockscaled/few_rows/skinny_mm.cuh"""
     RING = "ring"
     """through stages of each warp, some steps ahead: skinny_cp_async_mm.cuh"""
     TMA = "tma"
@@ -45,7 +45,7 @@ class ManyLoop(StrEnum):
     """The upcast of both operands' codes on their way into shared memory."""
 
     PIECES = "pieces"
-    """32 codes of each operand a thread, of any pair: kernels/blockscaled/general_mm.cuh"""
+    """32 codes of each operand a thread, of any pair: kernels/blockscaled/many_rows/general_mm.cuh"""
     WORDS = "words"
     """4-bit codes of both operands in words of eight: large_mm.cuh"""
     AHEAD = "ahead"

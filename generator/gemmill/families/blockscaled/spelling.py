@@ -15,9 +15,9 @@ _CPP_BLOCK = {
 }
 """Class of a block, in kernels/gemm/widen_e2m1.cuh or fold_e2m1.cuh."""
 _CPP_PACKED = {
-    PackedLoop.TILE: ("packed_launch", "PackedMm"),
-    PackedLoop.BATCHED: ("batched_mm", "BatchedMm"),
-    PackedLoop.STAYS: ("packed_persistent_mm", "PackedPersistentMm"),
+    PackedLoop.TILE: ("packed/packed_launch", "PackedMm"),
+    PackedLoop.BATCHED: ("packed/batched_mm", "BatchedMm"),
+    PackedLoop.STAYS: ("packed/packed_persistent_mm", "PackedPersistentMm"),
 }
 """Header and class of a body."""
 
@@ -46,10 +46,10 @@ def spell_packed(config: PackedConfig) -> Spelled:
 
 
 _CPP_CODES = {NVFP4: "NvFp4Codes", MXFP4: "MxFp4Codes", MXFP6: "MxFp6Codes", MXFP8: "MxFp8Codes"}
-"""Classes of codes in kernels/blockscaled/operands.cuh, which differ by where their scales lie."""
+"""Classes of codes in kernels/blockscaled/shared/operands.cuh, which differ by where their scales lie."""
 _CPP_WORDS = {NVFP4: "NvFp4Words", MXFP4: "MxFp4Words"}
 _CPP_PIECES = {NVFP4: "NvFp4Piece", MXFP4: "MxFp4Piece", MXFP6: "MxFp6Piece", MXFP8: "MxFp8Piece"}
-"""Classes of pieces in kernels/blockscaled/shared_pieces.cuh."""
+"""Classes of pieces in kernels/blockscaled/shared/shared_pieces.cuh."""
 
 
 def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
@@ -71,17 +71,20 @@ def _operands(config: ManyConfig | FewConfig) -> dict[str, str]:
 
 _CPP_UPCAST = {
     FewLoop.REGISTERS: (
-        "skinny_mm",
+        "few_rows/skinny_mm",
         "SkinnyMm<{a_type}, {b_type}, {x_type}, {d_type}, {tile_m}, {warps}, Factors::{factors}, {ctas}>",
     ),
     FewLoop.RING: (
-        "skinny_cp_async_mm",
+        "few_rows/skinny_cp_async_mm",
         "SkinnyCpAsyncMm<{a_type}, {b_type}, {d_type}, {tile_m}, {warps}, {stages}, Factors::{factors}, {ctas}>",
     ),
-    FewLoop.TMA: ("skinny_tma_mm", "SkinnyTmaMm<{b_type}, {d_type}, {tile_m}, {warps}, {stages}, {ctas}>"),
-    ManyLoop.PIECES: ("general_mm", "GeneralMm<{a_type}, {b_type}, {x_type}, {d_type}, {tile_m}, Factors::{factors}>"),
-    ManyLoop.WORDS: ("large_mm", "LargeMm<{words}, {d_type}, {tile_m}, {tile_n}>"),
-    ManyLoop.AHEAD: ("large_prefetch_mm", "LargePrefetchMm<{words}, {d_type}, {tile_m}, {tile_n}, {stages}>"),
+    FewLoop.TMA: ("few_rows/skinny_tma_mm", "SkinnyTmaMm<{b_type}, {d_type}, {tile_m}, {warps}, {stages}, {ctas}>"),
+    ManyLoop.PIECES: (
+        "many_rows/general_mm",
+        "GeneralMm<{a_type}, {b_type}, {x_type}, {d_type}, {tile_m}, Factors::{factors}>",
+    ),
+    ManyLoop.WORDS: ("many_rows/large_mm", "LargeMm<{words}, {d_type}, {tile_m}, {tile_n}>"),
+    ManyLoop.AHEAD: ("many_rows/large_prefetch_mm", "LargePrefetchMm<{words}, {d_type}, {tile_m}, {tile_n}, {stages}>"),
 }
 """Header and class of a main loop."""
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from gemmill.arithmetic import FLOAT32_UNIT, OF_E4M3, half_unit_in_last_place, lost_in_sum
 from gemmill.families.gated_mm import reference
 from gemmill.families.gated_mm.config import Activation
-from gemmill.formats.gate_up import packed_rows
 from gemmill.formats.gating import group_codes, group_scales, slack_of
 
 _EPILOGUE_ROUNDINGS = 4
@@ -78,7 +77,7 @@ def interval(
     """
     a, b, _, _ = operands
     value = reference.values(*operands, activation, *numbers)
-    gate_rows, up_rows = packed_rows(b.shape[1] // 2, b.device)
+    gate_rows, up_rows = reference.rows_of(b, operands[3])
     product = reference.rounded_mm(*operands)
     error = None if exactly or a.dtype is torch.int8 else product_error(*operands)
     errors = None if error is None else (error[:, gate_rows], error[:, up_rows])

@@ -51,11 +51,7 @@ class Operands:
     """Type of A and of the weights."""
     group_size: int = 0
     """Elements along K that share a scale of A, and gates or ups x elements along K that share one of the weights; 0: scales of
-    rows and columns.
-
-    Rows of packed weights are gates and ups in turns. Where weights fill the tensor core's rows, the main loop gives each row its
-    block's scale, as if it were the row's own.
-    """
+    rows and columns."""
     rows_scaled: bool = False
     """Whether each gate and up has scales of its own, in place of one for a block of them."""
     by_expert: bool = False
@@ -126,34 +122,45 @@ class UnalignedGatedConfig(_Common):
 @dataclass(frozen=True, kw_only=True)
 class GatedPartsConfig(_Common):
     """Two launches, one after the other: a plain GEMM stores the product in bf16, and a kernel activates and codes it. The binding
-    chooses the GEMM as its own family does. Operands are those of a GatedConfig."""
+    chooses the GEMM as its own family does. Operands are those of a GatedConfig, or have scales of blocks."""
 
     tag: ClassVar[str] = "gatedparts"
     backend: ClassVar[Backend] = Backend.CUTLASS
     tile_shape_mnk: ClassVar[tuple[int, int, int]] = (8, 512, 64)
     """Of the second kernel: a CTA has 256 results of each of eight rows."""
 
+    @property
+    def block(self) -> int:
+        """Gates, or ups, that share a scale, and are neighbouring columns of the product; 0 where gates and ups take turns by
+        eight."""
+        return 0 if self.rows_scaled else self.operands.group_size
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Tiled(_Common):
-    """A kernel whose operands travel by TMA: rows of a and out, and columns of b, begin at multiples of 16 bytes."""
+class GatedConfig(_Common):
+    """A kernel that multiplies, activates and stores results. Its operands travel by TMA: rows of a and out, and columns of b, begin
+    at multiples of 16 bytes."""
 
+    tag: ClassVar[str] = "gatedmm"
     design: Design
     """With swap_ab, M of the tile counts rows of the weights, which are gates and ups."""
     backend: ClassVar[Backend] = Backend.CUTEDSL
+
+    def __post_init__(self) -> None:
+        if self.epilogue.activation is None:
+            raise ValueError("activation=None: a kernel that loads with TMA is compiled for one")
 
     @cached_property
     def gemm_operands(self) -> GemmOperands:
         """The product, in the terms of a GEMM that stores it."""
         group = self.operands.group_size
-        of_b = ScaleGranularity.GROUP if self.design.swap_ab else ScaleGranularity.BLOCK
         return GemmOperands(
             a_dtype=self.operands.dtype,
             b_dtype=self.operands.dtype,
             accumulator_dtype=ACCUMULATOR_OF[self.operands.dtype],
             out_dtype=DType.BF16,
             a_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
-            b_scale=of_b if group else ScaleGranularity.CHANNEL,
+            b_scale=ScaleGranularity.GROUP if group else ScaleGranularity.CHANNEL,
             scale_layout=ScaleLayout.STRIDED if group else ScaleLayout.VECTOR,
             group_size=group,
         )
@@ -164,23 +171,4 @@ class _Tiled(_Common):
         return steps_of(self.gemm_operands, EpilogueKind.SCALED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatedConfig(_Tiled):
-    """A kernel that multiplies, activates and stores results."""
-
-    tag: ClassVar[str] = "gatedmm"
-
-    def __post_init__(self) -> None:
-        if self.epilogue.activation is None:
-            raise ValueError("activation=None: a kernel that loads with TMA is compiled for one")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatedProductConfig(_Tiled):
-    """Two launches: this kernel stores the product of operands with scales in groups, in bf16, and the second kernel of a
-    GatedPartsConfig activates and codes it. A plain GEMM has no blocks of gates and of ups."""
-
-    tag: ClassVar[str] = "gatedproduct"
-
-
-AnyConfig = GatedConfig | UnalignedGatedConfig | GatedPartsConfig | GatedProductConfig
+AnyConfig = GatedConfig | UnalignedGatedConfig | GatedPartsConfig

@@ -3,49 +3,12 @@
 from dataclasses import dataclass
 from math import gcd
 
-from gemmill.families.gated_mm.config import GROUP, GatedConfig, GatedProductConfig, Result
-from gemmill.gemm import facts
+from gemmill.families.gated_mm.config import GROUP, GatedConfig, Result
 from gemmill.gemm.expert_facts import ExpertFacts
-from gemmill.gemm.limits import PROMOTION, SHARED_BYTES, SLAB, STORE_BUFFERS
+from gemmill.gemm.limits import SHARED_BYTES, SLAB, STORE_BUFFERS
 
 _BOX_BYTES = 128
 """The most bytes of a box's row: the span of TMA's widest swizzle."""
-
-
-class PairedBlocks(int):
-    """Gates, or ups, that share a scale: by it the main loop divides a packed column to find its block (gemmill.gemm.sums).
-
-    Blocks are the first gates', their ups', the next gates', and so on, and packed columns are gates and ups in turns of eight.
-    """
-
-    def __rfloordiv__(self, column: int) -> int:
-        """The number of a column's block, counted from a tile that begins with one."""
-        return column // (2 * int(self)) * 2 + column // 8 % 2
-
-
-@dataclass(frozen=True)
-class ProductFacts(facts.Facts):
-    """The facts of a kernel that stores the product, whether it can be made or not. D is the product."""
-
-    config: GatedProductConfig
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale, and gates or ups: a number of their columns where weights are columns."""
-        size = self.config.operands.group_size
-        return PairedBlocks(size) if size and not self.swap_ab else size
-
-    @property
-    def promotion_k(self) -> int:
-        """Elements along K between two promotions."""
-        return self.config.operands.group_size or PROMOTION
-
-    @property
-    def b_scales(self) -> int:
-        """Scales of weights for one group of K: of each row, or of the pairs of blocks of a tile's columns."""
-        if self.grouped and not self.swap_ab:
-            return max(2, self.tile_n // self.config.operands.group_size)
-        return super().b_scales
 
 
 @dataclass(frozen=True)
@@ -68,24 +31,6 @@ class Facts(ExpertFacts):
     def result_group(self) -> int:
         """Results of a row that share a scale."""
         return self.result.group or GROUP
-
-    @property
-    def group_size(self) -> int:
-        """Elements along K that share a scale, and gates or ups: a number of their columns where weights are columns."""
-        size = self.config.operands.group_size
-        return PairedBlocks(size) if size and not self.swap_ab else size
-
-    @property
-    def promotion_k(self) -> int:
-        """Elements along K between two promotions."""
-        return self.config.operands.group_size or PROMOTION
-
-    @property
-    def b_scales(self) -> int:
-        """Scales of weights for one group of K: of each row, or of the blocks of a tile's columns."""
-        if self.grouped and not self.swap_ab:
-            return self.tile_n // self.config.operands.group_size
-        return super().b_scales
 
     @property
     def by_expert(self) -> bool:

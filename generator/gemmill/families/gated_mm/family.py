@@ -6,15 +6,14 @@ from gemmill.families.gated_mm.config import (
     AnyConfig,
     GatedConfig,
     GatedPartsConfig,
-    GatedProductConfig,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.dsl.plan import Plan, ProductPlan
+from gemmill.families.gated_mm.dsl.plan import Plan
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES, GROUPED_MM_ACT_QUANT
-from gemmill.families.gated_mm.facts import Facts, ProductFacts
+from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import OPS, SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.questions import QUESTIONS
-from gemmill.families.gated_mm.rules import PARTS_RULES, PRODUCT_RULES, RULES, UNALIGNED_RULES
+from gemmill.families.gated_mm.rules import PARTS_RULES, RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.spelling import spell_parts, spell_unaligned
 from gemmill.families.gated_mm.tuning import TUNING
 from gemmill.family import DslBody, Family, Field, Former, Grammar, HostCode, Kernels, mark, of_dsl, words
@@ -64,21 +63,6 @@ UNALIGNED_GRAMMAR = Grammar(
     aliases={"gatedint8unaligned": Former(only=_OF_S8)},
 )
 
-PRODUCT_GRAMMAR = Grammar(
-    GatedProductConfig,
-    (
-        Field("{operands.dtype}"),
-        Field("{epilogue.result}"),
-        Field("group{operands.group_size}", default=0),
-        Field("t{design.tile_shape_mnk}"),
-        Field("c{design.cluster_shape_mnk}"),
-        Field("{design.kernel_schedule}"),
-        Field("{design.accumulation}"),
-        Field("{design.swap_ab}", spelled={"design.swap_ab": words({False: "ab", True: "swapab"})}),
-        Field("s{design.stages}"),
-        Field("p{design.partial_sets}", default=2),
-    ),
-)
 PARTS_GRAMMAR = Grammar(
     GatedPartsConfig,
     (
@@ -157,34 +141,11 @@ PARTS = Kernels(
     unit_seconds=_NVCC_UNIT_SECONDS,
     unit_size=16,
 )
-PRODUCT = Kernels(
-    tag=GatedProductConfig.tag,
-    doc="GEMMs of packed gates and ups with scales in groups, whose product a second kernel activates, in CuTe DSL, on Hopper",
-    grammar=PRODUCT_GRAMMAR,
-    ops=_ops,
-    rules=PRODUCT_RULES,
-    spell=of_dsl(_ENTRY),
-    seconds=lambda _: _SECONDS,
-    unit_seconds=_UNIT_SECONDS,
-    unit_size=64,
-    dsl=DslBody(
-        entry=_ENTRY,
-        arguments="gemmill_gated_mm_args",
-        facts=ProductPlan,
-        host=HostCode(
-            header="gated_mm/driver_call.h",
-            struct="GatedProductFacts",
-            facts=lambda config: host_facts(ProductFacts(config), DType.BF16),
-            threads=lambda config: ProductFacts(config).threads,
-            shared_bytes=lambda config: shared_bytes(ProductFacts(config)),
-        ),
-    ),
-)
 FAMILY = Family(
     name=NAME,
     doc="multiplies by gates and ups, and ends with their activation",
     asks=OPS,
-    kernels=(GATED, UNALIGNED, PARTS, PRODUCT),
+    kernels=(GATED, UNALIGNED, PARTS),
     questions=QUESTIONS,
     selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
     tuning=TUNING,

@@ -84,7 +84,8 @@ def grouped_mm_act_quant(
     `expert_offsets` is int32 or int64 on the device, one number more than there are experts. `expert_map` is int32, one
     number for each expert: which of b it multiplies by, or -1 for none. Without a map expert e multiplies by b[e].
     `token_ids` is int32 or int64 [M]: row i of the result comes of row token_ids[i] of a, or of zeros where there is
-    none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows a copy selects them first.
+    none. With token_ids `a` is [T, K], and its scales are of T rows. Above 1,024 rows, and with scales of blocks, a copy selects
+    them first.
 
     Scales are float32, or in groups ue8m0 as grouped_mm has them. Of rows and columns: `a_scales` is one value or
     [M, 1], and `b_scales` is [E] or [E, 2 hidden]
@@ -103,7 +104,8 @@ def grouped_mm_act_quant(
     _check_kinds(static_scale=static_scale is not None, group_size=group_size is not None, per_token=per_token)
     rows = size(a, 0) if token_ids is None else token_ids.numel()
     a_scales, b_scales = _as_float32("grouped_mm_act_quant", a, b, a_scales, b_scales, check=check)
-    if token_ids is not None and rows > MOST_GATHERED and can_be_selected(a, a_scales, token_ids):
+    of_blocks = b_scales.dim() == 3 and b_scales.shape[1] != size(b, 1)  # whose kernels have rows in order
+    if token_ids is not None and (rows > MOST_GATHERED or of_blocks) and can_be_selected(a, a_scales, token_ids):
         rows_of_a, scales_of_a = selected(a, a_scales, token_ids)
         a, a_scales, token_ids = rows_of_a, a_scales if scales_of_a is None else scales_of_a, None
     out, scales = _allocated(a, size(b, 1) // 2, static_scale, group_size, rows if a.dim() == 2 else None)

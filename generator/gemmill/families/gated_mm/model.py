@@ -22,15 +22,14 @@ _ALONE = 0.7
 """The least share of a step's time where fewer than half of the multiprocessors have a tile: 48 of 256 x 16 took 330 of 464 ns (H200, 2026-11-23)."""
 _STEP = 128
 """Elements along K of a step."""
+_SLICES, _STEPS_OF_SLICE, _JOINING_NS = 8, 4, 2000.0
+"""The most slices of K of a plain GEMM, the least steps of one, and nanoseconds to add them up. Without them the model kept one launch at
+201 rows of 2816 x 15744, which took 1.51 times its parts' time (H200, 2026-11-28; notes)."""
 
 
 _ACTIVATION_NS, _MOVED, _MOVING = 1300.0, 2.5, 3000.0
 """Nanoseconds of the second of two launches, bytes that it reads and writes for each packed column of a row, and bytes that move in a
 nanosecond."""
-
-
-PLAIN, OWN_TILE = 1, 2
-"""Kinds of parts. Mirrored by kernels/gated_mm/model.h."""
 
 
 class RowFacts(NamedTuple):
@@ -47,14 +46,9 @@ class RowFacts(NamedTuple):
     overlaps: int
     """1 where a tile ends while the tensor core multiplies the next one: the last alone takes time of its own."""
     parts: int
-    """PLAIN where a plain GEMM stores the product and a kernel of its own activates it: other facts mean nothing then. OWN_TILE where
-    this tile stores the product."""
+    """1 where a plain GEMM stores the product and a kernel of its own activates it: other facts mean nothing then."""
     cluster: int = 1
     """CTAs of a cluster along M, which have a tile each, with rows or not."""
-    activates: int = 0
-    """Of OWN_TILE, the class of calls whose PLAIN row has the kernel that activates the product."""
-    result_group: int = 0
-    """Of OWN_TILE, results of a row that share a scale; 0 where none do."""
 
 
 def _plain(tile_m: int, tile_n: int, step_ps: int, overlaps: int = 0) -> RowFacts:
@@ -77,25 +71,28 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     facts: RowFacts = row.facts
     if not facts.parts:
         return _product_ns(facts, call, sm_count)
-    tiles = (facts,) if facts.parts == OWN_TILE else _PLAIN
-    product = min(_product_ns(of_tile, call, sm_count) for of_tile in tiles)
+    most_slices = 1 if call.sizes[-1] else _SLICES
+    product = min(_product_ns(of_tile, call, sm_count, most_slices) for of_tile in _PLAIN)
     return product + _ACTIVATION_NS + _MOVED * float(m) * float(n) / _MOVING
 
 
-def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
-    """The same of one kernel that multiplies."""
+def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int, most_slices: int = 1) -> float:
+    """The same of one kernel that multiplies, and may divide K into slices where its tiles leave multiprocessors idle."""
     m, n, k, experts = call.sizes
     active = max(min(m, experts), 1)
     rows = -(-m // active)
     most = rows + rows // 4 if experts else rows
     of_rows = -(-most // (facts.tile_m * facts.cluster)) * facts.cluster
     tiles = active * of_rows * -(-n // facts.tile_n)
-    waves = -(-tiles // (sm_count * facts.ctas_of_sm))
-    tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm)
-    if 2 * tiles < sm_count:
-        tile *= max(_ALONE, math.sqrt(float(tiles) / float(sm_count)))
+    steps = -(-k // _STEP)
+    slices = max(min(most_slices, sm_count // max(tiles, 1), steps // _STEPS_OF_SLICE), 1)
+    ctas = tiles * slices
+    waves = -(-ctas // (sm_count * facts.ctas_of_sm))
+    tile = float(-(-steps // slices)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm)
+    if 2 * ctas < sm_count:
+        tile *= max(_ALONE, math.sqrt(float(ctas) / float(sm_count)))
     ends = 1 if facts.overlaps else waves
-    working = float(waves) * tile + float(ends) * _TILE_NS
+    working = float(waves) * tile + float(ends) * _TILE_NS + (_JOINING_NS if slices > 1 else 0.0)
     memory = float(active) * float(n) * float(k) / _MEMORY
     if facts.tile_n >= _TALL and 2 * tiles >= sm_count:
         memory /= math.sqrt(float(tiles) / float(-(-tiles // sm_count) * sm_count))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gemmill.families.gated_mm.config import FINE_GROUP, GROUP
-from gemmill.formats.gate_up import packed_blocks, packed_rows
+from gemmill.formats.gate_up import packed_rows
 from gemmill.formats.gating import activated, encode
 from gemmill.vocab.activation import Activation
 
@@ -42,6 +42,11 @@ class Groups:
         """Shape of the scales of packed weights [N, K]: [K / size, 2 hidden / size], or [K / size, 2 hidden], rounded up."""
         return -(-k // self.size), n if self.rows_scaled else 2 * -(-n // (2 * self.size))
 
+    @property
+    def block(self) -> int:
+        """Gates, or ups, that share a scale, by which packed weights have their order; 0 where each has its own."""
+        return 0 if self.rows_scaled else self.size
+
 
 KINDS = (Groups(GROUP), Groups(FINE_GROUP), Groups(FINE_GROUP, rows_scaled=True))
 
@@ -53,6 +58,12 @@ def groups_of(b: Tensor, b_scales: Tensor) -> Groups | None:
     return None if found is not None and found.rows_scaled and k <= found.size else found
 
 
+def rows_of(b: Tensor, b_scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of b that are the gates of its results, and those that are their ups, by number."""
+    groups = groups_of(b, b_scales)
+    return packed_rows(b.shape[1] // 2, b.device, groups.block if groups else 0)
+
+
 def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each group along K: its columns of a, its rows of b, and the scales of its sums, [M, N].
 
@@ -62,7 +73,7 @@ def each_group(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> Iter
     assert kind is not None  # callers pass scales in groups alone
     size = kind.size
     for g, start in enumerate(range(0, a.shape[1], size)):
-        of_b = b_scales[g] if kind.rows_scaled else b_scales[g][packed_blocks(b.shape[1], b.device, size)]
+        of_b = b_scales[g] if kind.rows_scaled else b_scales[g].repeat_interleave(size)
         scale = a_scales[:, g, None] * of_b
         yield a[:, start : start + size].double(), b[start : start + size].double(), scale.double()
 
@@ -96,7 +107,7 @@ def values(
 ) -> Tensor:
     """The results before they become codes: float32 [M, N / 2]. b is packed (gemmill.formats.gate_up)."""
     product = rounded_mm(a, b, a_scales, b_scales).float()
-    gate, up = packed_rows(b.shape[1] // 2, b.device)
+    gate, up = rows_of(b, b_scales)
     return activated(product[:, gate], product[:, up], activation, alpha, limit, beta)
 
 

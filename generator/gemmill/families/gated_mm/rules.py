@@ -3,34 +3,30 @@
 from collections.abc import Iterator
 
 from gemmill.families.gated_mm.config import (
-    FINE_GROUP,
     GROUP,
     AnyConfig,
     GatedConfig,
     GatedPartsConfig,
-    GatedProductConfig,
 )
-from gemmill.families.gated_mm.facts import Facts, ProductFacts
+from gemmill.families.gated_mm.facts import Facts
 from gemmill.gemm.fitting import check_partial_sets, check_registers, check_stages
 from gemmill.gemm.limits import CONSUMER_GROUPS, SLAB
 from gemmill.vocab import Accumulation, Arch, DType, KernelSchedule
 
-_TILED = (GatedConfig, GatedProductConfig)
-
 
 def _hopper(c: AnyConfig) -> Iterator[str]:
     """Kernels multiply with WGMMA, which no later architecture has. Those for any layout multiply with `mma.sync`."""
-    if c.arch is not Arch.SM90A and (isinstance(c, _TILED) or c.arch is not Arch.SM120F):
+    if c.arch is not Arch.SM90A and (isinstance(c, GatedConfig) or c.arch is not Arch.SM120F):
         yield f"gated kernels are written for sm90a, not for {c.arch}"
 
 
-def _schedule(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
+def _schedule(c: GatedConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA."""
     if c.design.kernel_schedule not in CONSUMER_GROUPS:
         yield f"gated kernels have no {c.design.kernel_schedule} schedule"
 
 
-def _accumulation(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
+def _accumulation(c: GatedConfig) -> Iterator[str]:
     """Sums of s8 products are integers, those of e4m3 are not."""
     if c.operands.dtype is DType.S8:
         if c.design.accumulation is not Accumulation.EXACT:
@@ -39,7 +35,7 @@ def _accumulation(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
         yield f"sums of {c.operands.dtype} are not exact: fast or promoted"
 
 
-def _tile(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
+def _tile(c: GatedConfig) -> Iterator[str]:
     """WGMMA takes 64 rows; 32 rows of packed weights are 16 results, 16 bytes of codes; TMA's swizzle 128 bytes along
     K."""
     x, y, k = c.design.tile_shape_mnk
@@ -60,7 +56,7 @@ def _groups(c: GatedConfig) -> Iterator[str]:
         yield "groups that take turns cannot wait for one another's maxima: cooperative or basic"
 
 
-def _cluster(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
+def _cluster(c: GatedConfig) -> Iterator[str]:
     """CTAs of a pair share the loads of either. A small M leaves nothing worth sharing."""
     if c.design.cluster_shape_mnk not in ((1, 1, 1), (2, 1, 1), (1, 2, 1)) or (
         c.design.swap_ab and c.design.cluster_shape_mnk != (1, 1, 1)
@@ -76,23 +72,23 @@ def _experts(c: GatedConfig) -> Iterator[str]:
         yield f"cluster {c.design.cluster_shape_mnk}: tiles of experts' rows are single CTAs'"
 
 
-def _fits(c: GatedConfig | GatedProductConfig) -> Iterator[str]:
+def _fits(c: GatedConfig) -> Iterator[str]:
     """Sums lie in registers of the threads that multiply, and stages in shared memory."""
     if c.design.kernel_schedule in CONSUMER_GROUPS:
-        facts = Facts(c) if isinstance(c, GatedConfig) else ProductFacts(c)
+        facts = Facts(c)
         yield from check_registers(facts)
         yield from check_stages(facts)
         yield from check_partial_sets(facts)
 
 
 def _scales(c: GatedConfig) -> Iterator[str]:
-    """Each row of weights has a scale. A thread has two where weights fill the tensor core's rows, else as many as
-    sums. Blocks of 32 gates and ups begin with a tile of 64 columns."""
+    """Each row of weights has a scale, of which a thread has two where weights fill the tensor core's rows. Blocks of gates and of
+    ups lie apart in the packed weights."""
     x = c.operands
-    if x.group_size and not c.design.swap_ab and (x.rows_scaled or x.group_size != FINE_GROUP):
+    if x.group_size and not x.rows_scaled:
+        yield f"scales in groups of {x.group_size} of blocks: a plain GEMM makes this product, of packed rows that lie block by block"
+    if x.rows_scaled and not c.design.swap_ab:
         yield f"scales in groups of {x.group_size} with weights as columns: a thread would hold one for each, swap_ab has two"
-    if x.group_size == FINE_GROUP and not c.design.swap_ab and c.design.tile_shape_mnk[1] % (2 * FINE_GROUP):
-        yield f"tile of {c.design.tile_shape_mnk[1]} columns: it begins within blocks of {FINE_GROUP} gates and ups"
     if (of_results := c.epilogue.result.group) and of_results != (x.group_size or GROUP):
         yield f"results in groups of {of_results} of operands in groups of {x.group_size or GROUP}: both have the same groups"
     if c.operands.group_size and c.design.accumulation is not Accumulation.PROMOTED:
@@ -104,40 +100,18 @@ UNALIGNED_RULES = (_hopper,)
 
 
 def _parts(c: GatedPartsConfig) -> Iterator[str]:
-    """A plain GEMM knows blocks of columns, and packed columns are of two blocks in turns. It has rows in order."""
+    """A plain GEMM has rows in order. It takes packed columns with scales of their own, or block by block with those of blocks."""
     x = c.operands
-    if x.group_size:
-        yield f"scales in groups of {x.group_size}: a plain GEMM has no blocks of gates and of ups, whose columns take turns"
+    if x.by_expert and x.rows_scaled:
+        yield f"scales of each row in groups of {x.group_size} of experts: no grouped GEMM of packed columns has them"
     if x.indexed:
-        yield "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, give rows in order"
-    if c.epilogue.result.group not in (0, GROUP):
-        yield f"results in groups of {c.epilogue.result.group} of operands in groups of {GROUP}: both have the same groups"
+        yield "gathered rows of experts: gemmill.grouped_mm_act_quant selects many of them first, and all with scales of blocks"
+    if c.epilogue.result.group not in (0, x.group_size or GROUP):
+        yield (
+            f"results in groups of {c.epilogue.result.group} of operands in groups of {x.group_size or GROUP}: both have the same groups"
+        )
     if c.epilogue.activation is not None:
         yield f"activation={c.epilogue.activation}: one kernel has all, None"
 
 
 PARTS_RULES = (_hopper, _parts)
-
-
-def _product(c: GatedProductConfig) -> Iterator[str]:
-    """A tile of packed columns has whole pairs of blocks, or lies in one: a thread has one scale for each block."""
-    x, pair = c.operands, 2 * c.operands.group_size
-    if not x.group_size or x.rows_scaled:
-        yield f"group_size={x.group_size}, rows_scaled={x.rows_scaled}: a plain GEMM makes this product, of blocks in groups alone this one"
-        return
-    if x.by_expert:
-        yield "experts' rows: a product with scales in groups is of dense rows"
-    if c.epilogue.result.group not in (0, x.group_size):
-        yield f"results in groups of {c.epilogue.result.group} of operands in groups of {x.group_size}: both have the same groups"
-    if c.epilogue.activation is not None:
-        yield f"activation={c.epilogue.activation}: the second kernel has all, None"
-    columns = c.design.tile_shape_mnk[1]
-    if not c.design.swap_ab and columns % pair and pair % columns:
-        yield f"tile of {columns} columns: it crosses blocks of {x.group_size} gates and ups, whose pairs are {pair} columns"
-    if c.design.kernel_schedule is KernelSchedule.PINGPONG:
-        yield "pingpong with scales in groups: cooperative groups promote in turn"
-    if c.design.accumulation is not Accumulation.PROMOTED:
-        yield f"scales in groups of {x.group_size} with {c.design.accumulation} sums: they are applied where sums are promoted"
-
-
-PRODUCT_RULES = (_hopper, _schedule, _product, _tile, _cluster, _fits)

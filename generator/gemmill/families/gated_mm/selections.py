@@ -1,7 +1,6 @@
 """The gated GEMMs of the named selections."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from gemmill.families.gated_mm.classes import RESULTS
@@ -13,7 +12,6 @@ from gemmill.families.gated_mm.config import (
     Epilogue,
     GatedConfig,
     GatedPartsConfig,
-    GatedProductConfig,
     Operands,
     Result,
     UnalignedGatedConfig,
@@ -50,44 +48,22 @@ def default(arch: Arch) -> Iterator[AnyConfig]:
     yield from served_experts(arch)
     yield from served_int8(arch)
     yield from parts(arch)
-    yield from (config for config in products(arch) if config.epilogue.result.group)
+
+
+_FINE_RESULTS = (Result.BF16, Result.STATIC, Result.FINE_GROUP)
 
 
 def parts(arch: Arch) -> Iterator[GatedPartsConfig]:
-    """Those that run their parts, for each type of dense operands and of experts' rows, and each result."""
-    kinds = product((DType.E4M3, DType.S8), (False, True), RESULTS)
-    for dtype, by_expert, result in kinds if arch is Arch.SM90A else ():
-        operands = Operands(dtype=dtype, by_expert=by_expert)
-        yield GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result), arch=arch)
-
-
-_PRODUCTS: tuple[tuple[_Tile, tuple[int, int, int]], ...] = (
-    (((64, 16, 256), BASIC, True), (1, 1, 1)),
-    (((64, 64, 128), BASIC, True), (1, 1, 1)),
-    (((64, 128, 128), BASIC, False), (1, 1, 1)),
-    (((128, 128, 128), COOPERATIVE, False), (2, 1, 1)),
-    (((256, 128, 128), COOPERATIVE, False), (1, 1, 1)),
-)
-"""Tiles of products with scales in groups of 128, and their clusters: those of scaled GEMMs that make do with few."""
-_FINE_PRODUCTS: tuple[tuple[_Tile, tuple[int, int, int]], ...] = (
-    (((64, 16, 256), BASIC, True), (1, 1, 1)),
-    (((64, 64, 128), BASIC, False), (1, 1, 1)),
-    (((128, 128, 128), COOPERATIVE, False), (2, 1, 1)),
-)
-"""The same in groups of 32; the second has four sets of partial sums (docs/notes/cutedsl.md)."""
-
-
-def products(arch: Arch) -> Iterator[GatedProductConfig]:
-    """The products with scales in groups that a second launch activates, for each result."""
-    kinds = ((GROUP, RESULTS, _PRODUCTS), (FINE_GROUP, _FINE_RESULTS, _FINE_PRODUCTS))
-    for size, results, tiles in kinds if arch is Arch.SM90A else ():
-        for result, (tile, cluster) in product(results, tiles):
-            operands = Operands(dtype=DType.E4M3, group_size=size)
-            epilogue = Epilogue(result=result, activation=Activation.SILU)
-            design = _config(operands, epilogue, tile, arch, cluster).design
-            if size == FINE_GROUP and tile in _FOURS:
-                design = replace(design, partial_sets=4)
-            yield GatedProductConfig(operands=operands, epilogue=Epilogue(result=result), design=design, arch=arch)
+    """Those that run their parts: of each type of dense operands and of experts' rows, with each kind of scales that a plain GEMM
+    has, to each result."""
+    of_blocks = ((DType.E4M3, group, False) for group in (GROUP, FINE_GROUP))
+    scales = ((DType.E4M3, 0, False), (DType.S8, 0, False), *of_blocks, (DType.E4M3, FINE_GROUP, True))
+    for (dtype, group, rows_scaled), by_expert in product(scales, (False, True)) if arch is Arch.SM90A else ():
+        if by_expert and rows_scaled:
+            continue  # no grouped GEMM of packed columns has such scales
+        operands = Operands(dtype=dtype, group_size=group, rows_scaled=rows_scaled, by_expert=by_expert)
+        for result in _FINE_RESULTS if group == FINE_GROUP else RESULTS:
+            yield GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result), arch=arch)
 
 
 def unaligned(arch: Arch) -> Iterator[UnalignedGatedConfig]:
@@ -109,59 +85,24 @@ def tiled(arch: Arch) -> Iterator[GatedConfig]:
 
 
 _DENSE = Operands(dtype=DType.E4M3)
-_IN_GROUPS = {
-    Result.BF16: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
-    Result.STATIC: (((128, 16, 256), COOPERATIVE), ((128, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
-    Result.GROUP: (((256, 16, 128), COOPERATIVE), ((256, 64, 128), COOPERATIVE), ((256, 96, 128), COOPERATIVE)),
-}
-"""Tiles and schedules for operands with scales in groups."""
-
-
-def in_groups(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of operands whose scales are in groups along K, with SiLU and SwiGLU: layers with such weights have
-    these."""
-    for activation, result in product(_OFTEN, RESULTS) if arch is Arch.SM90A else ():
-        for tile, schedule in _IN_GROUPS[result]:
-            operands = Operands(dtype=DType.E4M3, group_size=GROUP)
-            yield _config(operands, Epilogue(result=result, activation=activation), (tile, schedule, True), arch)
-
-
-_FINE_RESULTS = (Result.BF16, Result.STATIC, Result.FINE_GROUP)
-_FINE_BLOCKS: tuple[_Tile, ...] = (
-    ((64, 16, 256), BASIC, True),
-    ((64, 64, 128), BASIC, False),
-    ((128, 128, 128), COOPERATIVE, False),
-)
 _FINE_ROWS: tuple[_Tile, ...] = (((64, 16, 256), BASIC, True), ((128, 64, 128), COOPERATIVE, True))
-"""Tiles for operands in groups of 32: with blocks of 32 gates and ups, and with scales of each. Blocks as columns take one
-multiply-add a sum, where swap_ab takes a product besides."""
-_FOURS = (_FINE_BLOCKS[1],)
-"""Those that a kernel with four sets of partial sums has, too (docs/notes/cutedsl.md)."""
+"""Tiles for operands in groups of 32 whose gates and ups have scales of their own."""
 
 
 def in_fine_groups(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of operands in groups of 32, with SiLU and SwiGLU: dense ones, and those of experts' rows in order and
-    gathered."""
-    kinds = ((False, _FINE_BLOCKS), (True, _FINE_ROWS))
+    """The kernels of operands in groups of 32 whose gates and ups have scales of their own, with SiLU and SwiGLU: dense ones, and
+    those of experts' rows in order and gathered."""
     ways = ((False, False), (True, False), (True, True))
-    for activation, result, (rows_scaled, tiles), (by_expert, indexed) in (
-        product(_OFTEN, _FINE_RESULTS, kinds, ways) if arch is Arch.SM90A else ()
+    for activation, result, (by_expert, indexed), tile in (
+        product(_OFTEN, _FINE_RESULTS, ways, _FINE_ROWS) if arch is Arch.SM90A else ()
     ):
-        for tile in tiles[: 2 if indexed else None]:
-            operands = Operands(
-                dtype=DType.E4M3,
-                group_size=FINE_GROUP,
-                rows_scaled=rows_scaled,
-                by_expert=by_expert,
-                indexed=indexed,
-            )
-            config = _config(operands, Epilogue(result=result, activation=activation), tile, arch)
-            yield config
-            if tile in _FOURS and activation is Activation.SILU and not by_expert and not rows_scaled:
-                yield replace(config, design=replace(config.design, partial_sets=4))
+        operands = Operands(
+            dtype=DType.E4M3, group_size=FINE_GROUP, rows_scaled=True, by_expert=by_expert, indexed=indexed
+        )
+        yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
 
 
-_OF_EXPERTS = {
+_OF_EXPERTS: dict[Result, tuple[_Tile, ...]] = {
     Result.BF16: (
         ((64, 16, 256), BASIC, True),
         ((128, 32, 256), COOPERATIVE, True),
@@ -180,12 +121,6 @@ _OF_EXPERTS = {
         ((64, 256, 128), PINGPONG, False),
     ),
 }
-_OF_EXPERTS_IN_GROUPS = {
-    Result.BF16: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
-    Result.STATIC: ((128, 16, 256), (128, 64, 128), (256, 96, 128)),
-    Result.GROUP: ((256, 16, 128), (256, 64, 128), (256, 96, 128)),
-}
-"""Tiles, schedules, and whether weights fill the tensor core's rows: those of dense kernels, without pairs along M."""
 _GATHERED_ROWS = (16, 64)
 """Rows of the tiles that kernels of gathered rows have: `gemmill.grouped_mm_act_quant` selects many rows first."""
 
@@ -199,27 +134,22 @@ _LEFT_OUT_ROWS = 32
 
 
 def of_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """The kernels of e4m3 whose rows belong to experts, with both kinds of scales, in order and gathered."""
+    """The kernels of e4m3 whose rows belong to experts, in order and gathered."""
     for activation, result, indexed in product(Activation, RESULTS, (False, True)) if arch is Arch.SM90A else ():
-        tiles: list[tuple[int, _Tile]] = [(0, tile) for tile in _OF_EXPERTS[result]]
-        if activation in _OFTEN:
-            tiles += [(GROUP, (tile, COOPERATIVE, True)) for tile in _OF_EXPERTS_IN_GROUPS[result]]
-        else:
-            tiles = [] if indexed else [tiles[0], tiles[-1]]
-        for group, tile in tiles:
+        tiles = _OF_EXPERTS[result]
+        if activation not in _OFTEN:
+            tiles = () if indexed else (tiles[0], tiles[-1])
+        for tile in tiles:
             if not indexed or tile[0][1] in _GATHERED_ROWS:
-                operands = Operands(dtype=DType.E4M3, group_size=group, by_expert=True, indexed=indexed)
+                operands = Operands(dtype=DType.E4M3, by_expert=True, indexed=indexed)
                 yield _config(operands, Epilogue(result=result, activation=activation), tile, arch)
 
 
 def served_experts(arch: Arch) -> Iterator[GatedConfig]:
-    """Those kernels of experts' rows that `default` has: scales of rows, to bf16 and to codes in groups.
-
-    With scales of operands in groups the two ops are faster from 256 tokens on (docs/notes/gated_mm.md).
-    """
+    """Those kernels of experts' rows that `default` has: to bf16 and to codes in groups."""
     for config in of_experts(arch):
         epilogue = config.epilogue
-        of_default = epilogue.activation in _OFTEN and epilogue.result is not Result.STATIC and not config.group_size
+        of_default = epilogue.activation in _OFTEN and epilogue.result is not Result.STATIC
         if of_default and config.design.tile_shape_mnk[1] != _LEFT_OUT_ROWS:
             yield config
 
@@ -262,11 +192,9 @@ def served_int8(arch: Arch) -> Iterator[GatedConfig]:
 
 
 def sweep(arch: Arch) -> Iterator[AnyConfig]:
-    """The default kernels, those of operands in groups, all of experts' rows, and those of s8."""
+    """The default kernels, those of operands in groups whose weights' rows have scales, all of experts' rows, and those of s8."""
     yield from default(arch)
-    yield from in_groups(arch)
     yield from in_fine_groups(arch)
-    yield from (config for config in products(arch) if not config.epilogue.result.group)
     served = {*served_experts(arch), *served_int8(arch)}
     yield from (config for config in (*of_experts(arch), *of_int8(arch)) if config not in served)
 

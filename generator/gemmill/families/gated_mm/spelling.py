@@ -17,13 +17,6 @@ def spell_unaligned(config: UnalignedGatedConfig) -> Spelled:
 
 def spell_parts(config: GatedPartsConfig) -> Spelled:
     """The template of the second kernel of a config that runs its parts, and the values of its holes."""
-    result, x = config.epilogue.result, config.operands
-    is_fine = (
-        bool(result.group) and x.dtype is DType.E4M3 and not x.by_expert
-    )  # products with scales in groups end there
-    values = {"coded": _bool(result is not Result.BF16), "group": result.group, "fine": _bool(is_fine)}
+    result = config.epilogue.result
+    values = {"coded": str(result is not Result.BF16).lower(), "group": result.group, "block": config.block}
     return Spelled(template="gated_mm/activate_packed.cu.jinja", values=values)
-
-
-def _bool(value: bool) -> str:
-    return str(value).lower()

@@ -39,12 +39,11 @@ KINDS: tuple[Step, ...] = (
     Let("group", f"{GROUP} - {GROUP - FINE_GROUP} * (in_groups // 2)"),
     Let("groups", "hidden // group"),
     When(
-        "in_groups == 2",
+        "in_groups in (1, 2)",
         (
             Require(
-                f"hidden % {FINE_GROUP} == 0",
-                f"{{b.name}} is {{b.shape}}, {{hidden}} results: blocks of {FINE_GROUP} gates and of {FINE_GROUP} ups are whole, pad the "
-                "weights with zeros",
+                "hidden % group == 0",
+                "{b.name} is {b.shape}, {hidden} results: blocks of {group} gates and of {group} ups are whole, pad the weights with zeros",
             ),
         ),
     ),

@@ -4,21 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gemmill.families.gated_mm import NAME
 from gemmill.families.gated_mm.classes import CLASSES, classes_of
 from gemmill.families.gated_mm.config import (
-    GROUP,
     AnyConfig,
-    Epilogue,
     GatedPartsConfig,
-    GatedProductConfig,
-    Operands,
-    Result,
     UnalignedGatedConfig,
 )
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
-from gemmill.families.gated_mm.facts import ProductFacts
-from gemmill.families.gated_mm.model import OWN_TILE, PLAIN, RowFacts, model_ns
+from gemmill.families.gated_mm.model import RowFacts, model_ns
 from gemmill.families.gated_mm.order import order_of
 from gemmill.family import Needs, Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -34,9 +27,6 @@ It is no limit of the hardware. The H200's peak of 1,979 TFLOP/s in dense e4m3 i
 """
 _LOADED = 75
 """Bytes a nanosecond that the model has one multiprocessor load: 70 to 75 where tiles of 64 x 256 load alone (H200, 2026-11-23)."""
-_PROMOTED = 70
-"""Sums a nanosecond that one multiprocessor promotes after their products where weights fill the tensor core's rows, with scales in
-groups of 128: 66 to 76, of tiles of 256 x 64 and 256 x 96 at 256 and 4,096 rows of 28672 x 4096 (H200, 2026-11-23, 8719654b)."""
 _UNALIGNED_STEP_PS = 4_000_000
 """Picoseconds of a step, an assumption. It is more than any other kernel's step takes.
 
@@ -49,12 +39,9 @@ def _facts(config: AnyConfig) -> RowFacts:
         tile_m, tile_n, _ = config.tile_shape_mnk
         return RowFacts(tile_m=tile_m, tile_n=tile_n, ctas_of_sm=1, step_ps=_UNALIGNED_STEP_PS, overlaps=0, parts=0)
     if isinstance(config, GatedPartsConfig):
-        return RowFacts(tile_m=0, tile_n=0, ctas_of_sm=0, step_ps=0, overlaps=0, parts=PLAIN)
-    facts = ProductFacts(config) if isinstance(config, GatedProductConfig) else KernelFacts(config)
-    is_product = isinstance(config, GatedProductConfig)
+        return RowFacts(tile_m=0, tile_n=0, ctas_of_sm=0, step_ps=0, overlaps=0, parts=1)
+    facts = KernelFacts(config)
     products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
-    if config.design.swap_ab and config.operands.group_size == GROUP:
-        products += facts.tile_m * facts.tile_n // _PROMOTED
     loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
     gathered = gathering_ns(facts.tile_m) if config.operands.indexed else 0
     return RowFacts(
@@ -63,39 +50,26 @@ def _facts(config: AnyConfig) -> RowFacts:
         ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * (max(products, loaded, promoted_ns(facts, _STEP)) + gathered),
         overlaps=int(facts.pingpong),
-        parts=OWN_TILE if is_product else 0,
-        result_group=config.epilogue.result.group if is_product else 0,
+        parts=0,
         cluster=1 if config.design.swap_ab else config.design.cluster_shape_mnk[0],
     )
 
 
 def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     any_layout, facts = isinstance(config, UnalignedGatedConfig), _facts(config)
-    second = classes_of(second_of(config)) if isinstance(config, GatedProductConfig) else None
-    for i, number in enumerate(classes_of(config)):
+    for number in classes_of(config):
         yield Row(
             kernel=kernel,
             call_class=number,
             most=MOST_OF_TMA,
             alignments=(1 if any_layout else TMA_BYTES,) * 3,
             least=(0, 0, 0 if any_layout else 1, 0),
-            facts=facts if second is None else facts._replace(activates=second[i]),
+            facts=facts,
         )
 
 
-def second_of(config: GatedProductConfig) -> GatedPartsConfig:
-    """The variant whose kernel activates a stored product, with results in groups of either size: it reads no operand's scales."""
-    operands, result = Operands(dtype=config.operands.dtype), config.epilogue.result
-    epilogue = Epilogue(result=Result.GROUP if result.group else result)
-    return GatedPartsConfig(operands=operands, epilogue=epilogue, arch=config.arch)
-
-
 def _needs(config: AnyConfig) -> Needs | None:
-    """GEMMs of the same operands, where they make the product; the variant that activates it, where this one makes it."""
-    if isinstance(config, GatedProductConfig):
-        second = second_of(config)
-        told = {"tag": second.tag, "operands": second.operands, "epilogue": second.epilogue, "arch": second.arch}
-        return Needs(family=NAME, config=told)
+    """GEMMs of the same operands, where they make the product."""
     if not isinstance(config, GatedPartsConfig):
         return None
     x = config.operands

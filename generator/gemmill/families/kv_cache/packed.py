@@ -37,7 +37,7 @@ def name_of(format: VectorFormat) -> str:
 
 
 KEY_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIT_CENTROIDS), _E2M1, _E4M3)}
-"""Formats of keys by name, in the order in which kernels number them (kernels/kv_cache/vector_coding.cuh)."""
+"""Formats of keys by name, in the order in which kernels number them (kernels/kv_cache/shared/vector_coding.cuh)."""
 VALUE_FORMATS = {name_of(x): x for x in (*OWN, *_of(Method.UNIFORM), _E2M1, _E4M3)}
 SEEDED = len(OWN)
 """How many formats depend on a seed. They come first in both lists."""

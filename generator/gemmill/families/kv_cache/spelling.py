@@ -73,7 +73,7 @@ def _centroids(sides: Iterable[tuple[int, int]]) -> str:
 
 
 def _key_reader(head_dim: int, format: VectorFormat) -> str:
-    """The class of kernels/kv_cache/slot_readers.cuh that reads keys of a format."""
+    """The class of kernels/kv_cache/slots/slot_readers.cuh that reads keys of a format."""
     match format.method:
         case Method.E4M3:
             return f"E4m3Keys<{head_dim}>"

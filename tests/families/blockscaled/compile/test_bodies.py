@@ -49,7 +49,7 @@ def compiled(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("fp4")
     source, binary = folder / "body.cu", folder / "body.cubin"
     source.write_text(
-        '#include "gemm/packed_mm.cuh"\n#include "blockscaled/skinny_tma_mm.cuh"\n#include "blockscaled/packed_persistent_mm.cuh"\n#include "blockscaled/large_prefetch_mm.cuh"\nnamespace gemmill::blockscaled {\n'
+        '#include "gemm/packed_mm.cuh"\n#include "blockscaled/few_rows/skinny_tma_mm.cuh"\n#include "blockscaled/packed/packed_persistent_mm.cuh"\n#include "blockscaled/many_rows/large_prefetch_mm.cuh"\nnamespace gemmill::blockscaled {\n'
         + "".join(
             f'using Kernel{i} = {_kernel(name)};\nextern "C" __global__ void __launch_bounds__(Kernel{i}::kThreads, Kernel{i}::kCtas)\n'
             f"entry{i}(__grid_constant__ Kernel{i}::Params const params) {{\n"

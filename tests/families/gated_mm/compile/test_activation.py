@@ -69,27 +69,37 @@ SPECS = [
     replace(DENSE, result=Result.GROUP, hidden=128, m=1, data="large"),
     replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=96, m=7, transposed=True, pad=16),
     replace(DENSE, result=Result.FINE_GROUP, group_size=32, hidden=640, m=30, data="integers"),
+    replace(DENSE, result=Result.FINE_GROUP, group_size=32, rows_scaled=True, hidden=96, m=7),
+    replace(DENSE, group_size=128, hidden=256, m=3, k=160, pad=16),
+    replace(DENSE, result=Result.GROUP, group_size=128, hidden=384, m=30, k=160, **SWIGLU),
+    replace(DENSE, result=Result.STATIC, group_size=32, hidden=96, m=9, k=96, **GELU),
     of_counts(EXPERTS, (3, 0, 6, 0), spare=5, wide_offsets=True),
     of_counts(EXPERTS, (3, 0, 6), slot=8),
     of_counts(replace(EXPERTS, result=Result.BF16), (2, 4, 3), mapped=(1, -1, 0)),
     of_counts(replace(EXPERTS, hidden=128), (1,) * 70 + (0,) * 70 + (2,)),
+    of_counts(replace(EXPERTS, group_size=128), (3, 0, 6), slot=8),
+    of_counts(replace(EXPERTS, group_size=32, result=Result.BF16), (2, 4, 3), mapped=(1, -1, 0)),
 ]
 
 
 class Args(ctypes.Structure):
-    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p), ("result_group", ctypes.c_int32))
+    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p))
 
 
 def config_of(spec: CallSpec) -> GatedPartsConfig:
-    operands = Operands(dtype=DType.E4M3, by_expert=isinstance(spec, ExpertSpec))
-    result = Result.GROUP if spec.result.group else spec.result
-    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=result))
+    operands = Operands(
+        dtype=DType.E4M3,
+        group_size=spec.group_size,
+        rows_scaled=spec.rows_scaled,
+        by_expert=isinstance(spec, ExpertSpec),
+    )
+    return GatedPartsConfig(operands=operands, epilogue=Epilogue(result=spec.result))
 
 
 @pytest.fixture(scope="module")
 def kernels(toolchain: ToolchainPaths, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("kernels")
-    for path in ("coding/code.cuh", "coding/memory.cuh", "gated_mm/activate_packed.cuh"):
+    for path in ("coding/code.cuh", "coding/memory.cuh", "core/programmatic.cuh", "gated_mm/activate_packed.cuh"):
         text = (kernels_dir() / path).read_text()
         for instruction, instead in INSTRUCTIONS.items():
             text = re.sub(instruction, instead, text, flags=re.DOTALL)
@@ -162,7 +172,7 @@ def test_results_are_the_references(kernels: ctypes.CDLL, spec: CallSpec, sm_cou
         call.experts = len(spec.counts)
         if given["expert_map"] is not None:
             call.expert_map = given["expert_map"].data_ptr()
-    args, how = Args(call, product.data_ptr(), spec.result.group), Launch(sm_count=sm_count)
+    args, how = Args(call, product.data_ptr()), Launch(sm_count=sm_count)
     assert getattr(kernels, symbol_of(config_of(spec)))(ctypes.byref(args), ctypes.byref(how)) == 0
 
     if by_expert:

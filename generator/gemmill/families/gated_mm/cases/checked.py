@@ -25,22 +25,20 @@ from gemmill.families.gated_mm.cases.experts import (
     wrong_of_experts,
 )
 from gemmill.families.gated_mm.config import (
-    FINE_GROUP,
     Activation,
     AnyConfig,
     GatedConfig,
     GatedPartsConfig,
-    GatedProductConfig,
     Result,
     UnalignedGatedConfig,
 )
-from gemmill.families.gated_mm.facts import Facts, ProductFacts
+from gemmill.families.gated_mm.facts import Facts
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.numerics.cases import CaseOutcome, SpecCase
 from gemmill.numerics.memory import GUARD_BYTES, GUARD_ROWS, Memory, Slot
 from gemmill.runtime.schemas import NAMESPACE
 
-_Tiled = GatedConfig | GatedPartsConfig | GatedProductConfig
+_Tiled = GatedConfig | GatedPartsConfig
 OF_SWIGLU = (1.702, 7.0, 1.0)
 
 
@@ -157,8 +155,6 @@ def _tile_of(config: _Tiled) -> tuple[int, int]:
     """Rows and results of a tile; of parts, of a CTA of the second kernel."""
     if isinstance(config, GatedPartsConfig):
         return config.tile_shape_mnk[0], config.tile_shape_mnk[1] // 2
-    if isinstance(config, GatedProductConfig):
-        return ProductFacts(config).tile_m, max(ProductFacts(config).tile_n // 2, _step(config))
     return Facts(config).tile_m, Facts(config).tile_columns
 
 
@@ -208,8 +204,8 @@ def _of_experts(config: _Tiled, activation: Activation) -> Iterator[GatedCase]:
 
 def _step(config: _Tiled) -> int:
     """How many results are whole groups of them, and whole blocks of gates."""
-    x = config.operands
-    return config.epilogue.result.group or (FINE_GROUP if x.group_size == FINE_GROUP and not x.rows_scaled else 16)
+    block = config.block if isinstance(config, GatedPartsConfig) else 0
+    return config.epilogue.result.group or block or 16
 
 
 def _first_of_experts(config: _Tiled, activation: Activation) -> ExpertSpec:

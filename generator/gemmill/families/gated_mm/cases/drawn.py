@@ -80,14 +80,10 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     )
 
 
-def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups:
-    """Groups of operands' scales: blocks of 32 gates and ups are whole, and one group of a row is a scale of the row."""
-    fine = [
-        kind
-        for kind in KINDS
-        if kind.size != GROUP and (k > kind.size if kind.rows_scaled else hidden % kind.size == 0)
-    ]
-    return draw.one_of((KINDS[0], *fine))
+def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups | None:
+    """Groups of operands' scales, or None: blocks of gates and ups are whole, and one group of a row is a scale of the row."""
+    fitting = [kind for kind in KINDS if (k > kind.size if kind.rows_scaled else hidden % kind.size == 0)]
+    return draw.one_of(fitting) if fitting else None
 
 
 def _matrix_of_scales(draw: Draw, rows: int, columns: int, values: str | None) -> Slot:

@@ -43,7 +43,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
     in_groups = dtype is torch.float8_e4m3fn and draw.chance(0.5)
     is_masked = op != GROUPED_MM_ACT_QUANT.name
     experts = 1 + draw.log_uniform(_MOST_EXPERTS)
-    step = GROUP if result is Result.GROUP else GATE_UP_ROWS // 2
+    step = GROUP if in_groups or result is Result.GROUP else GATE_UP_ROWS // 2
     hidden, k = step * draw.log_uniform(max(384 // step, 1)), 1 + draw.size(768)
     if tidy:
         k = 16 * -(-k // 16)

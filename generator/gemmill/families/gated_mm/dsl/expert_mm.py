@@ -5,15 +5,12 @@ share (`expert_mm.py` of gemmill.gemm, and what it names). Last are `consumer.py
 """
 
 # mypy: ignore-errors
-from functools import partial
-
 import cutlass.cute as cute
 
 from gemmill.families.gated_mm.config import GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
 from gemmill.families.gated_mm.dsl.ending import Ending, ending_of, layout_of, storage_of
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.dsl.scales import scale_of
 from gemmill.gemm.elements import ELEMENT_OF
 from gemmill.gemm.expert_mm import ExpertMm
 
@@ -25,8 +22,6 @@ class ExpertGatedMm(ExpertMm):
 
     def __init__(self, config: GatedConfig) -> None:
         super().__init__(Plan(config), ELEMENT_OF[config.out_dtype])
-        if self.plan.swap_ab:
-            self.of_column = partial(scale_of, self.plan)
 
     def ending_of(self, x) -> Ending:
         """What the ending of a call reads and writes."""

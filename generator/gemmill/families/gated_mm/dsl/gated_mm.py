@@ -1,8 +1,7 @@
 """D[m, h] = activation(gate) up on Hopper, gate and up being columns of one product, in one kernel.
 
 Read in the order in which the machine works. First come `facts.py`, and here the call. Then follow the kernel, the
-producer and the main loop of all GEMMs (gemmill.gemm), and `scales.py` where scales are in groups. Last are
-`consumer.py`, `values.py` and `ending.py`.
+producer and the main loop of all GEMMs (gemmill.gemm). Last are `consumer.py`, `values.py` and `ending.py`.
 """
 
 # mypy: ignore-errors
@@ -13,7 +12,6 @@ from gemmill.families.gated_mm.config import GatedConfig
 from gemmill.families.gated_mm.dsl import consumer
 from gemmill.families.gated_mm.dsl.ending import ending_of, layout_of, storage_of
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.dsl.scales import load_scales
 from gemmill.gemm import epilogue, producer
 from gemmill.gemm.dense_mm import DenseMm
 from gemmill.gemm.elements import ELEMENT_OF
@@ -56,10 +54,6 @@ class GatedMm(DenseMm):
     def own_storage(self) -> dict:
         """Shared memory of the epilogue's own, by name."""
         return storage_of(self.plan)
-
-    def copy(self, scales, shared, pipeline, tiles, vectors):
-        """Copies the scales of each stage."""
-        load_scales(self.plan, scales, shared.storage.scales.data_ptr(), pipeline, vectors, tiles)
 
     def consume(self, shared, pipeline, order, store, tiles, vectors, ending, target):
         """Each group multiplies and ends its part of every tile or, in pingpong, every second tile."""

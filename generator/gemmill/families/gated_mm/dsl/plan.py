@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gemmill.families.gated_mm import facts
-from gemmill.families.gated_mm.rules import PRODUCT_RULES, RULES
+from gemmill.families.gated_mm.rules import RULES
 from gemmill.gemm import plan
 
 
@@ -12,10 +12,3 @@ class Plan(facts.Facts, plan.Plan):
     """The facts of a kernel that this family's rules accept."""
 
     rules = RULES
-
-
-@dataclass(frozen=True)
-class ProductPlan(facts.ProductFacts, plan.Plan):
-    """The facts of a kernel that stores the product."""
-
-    rules = PRODUCT_RULES

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from compile.binding.structs import struct_of
 from gemmill.families import gated_mm
-from gemmill.families.gated_mm.config import GatedProductConfig
 from gemmill.families.gated_mm.expert_ops import EXPERT_NAMES
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.family import Judged
@@ -35,9 +34,7 @@ POINTERS = ("a", "b", "a_scales", "b_scales", "static_scale", "out_scales")
 
 def launches_of(op: str, probe) -> Iterator[tuple[dict[str, Any], Judged, dict[str, Any]]]:
     """Arguments of legal calls, the sizes that the checks derive, and a kernel's arguments."""
-    variants = probe.variants_of(gated_mm.NAME)
-    own = {entry.symbol for entry in variants}
-    stores_product = {entry.symbol for entry in variants if isinstance(entry.config, GatedProductConfig)}
+    own = {entry.symbol for entry in probe.variants_of(gated_mm.NAME)}
     for index in range(ROUNDS):
         call, breakage = draw_call(op, 7, index, LIMITS)
         if breakage is not None:
@@ -52,11 +49,8 @@ def launches_of(op: str, probe) -> Iterator[tuple[dict[str, Any], Judged, dict[s
             except RuntimeError as error:
                 assert "--select sweep` builds" in str(error)
         judged = check(BY_NAME[op], of_arguments(BY_NAME[op], [*given.values()]))
-        if launches and launches[0][0] in stores_product:  # the second launch reads the same arguments, and has D's own
-            assert len(launches) == 2
-            launches = launches[1:]
         for symbol, told in launches:
-            if symbol in own:  # and not the product of a plain GEMM that another kernel activates
+            if symbol in own:  # and not the product that another kernel activates
                 yield given, judged, {field.name: field.value for field in read_arguments(HEADER, told[:BYTES])[1]}
 
 

@@ -10,21 +10,19 @@ import torch
 from compile.binding.drawn import SMS_OF_NONE
 from compile.binding.structs import struct_of
 from gemmill.families import gated_mm, grouped_mm, scaled_mm
-from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, make_given
+from gemmill.families.gated_mm.cases.calls import CallSpec, arguments_of, group_shapes, make_given
 from gemmill.families.gated_mm.cases.experts import (
     ExpertSpec,
     expert_arguments_of,
     make_expert_given,
     of_counts,
 )
-from gemmill.families.gated_mm.config import GatedPartsConfig, GatedProductConfig, Operands, Result
-from gemmill.families.gated_mm.tuning import second_of
+from gemmill.families.gated_mm.config import GatedPartsConfig, Operands, Result
 from gemmill.families.grouped_mm.classes import CLASSES
-from gemmill.families.scaled_mm.classes import Need, class_code
+from gemmill.families.scaled_mm.classes import Need, class_code, scales_code
 from gemmill.family import ShapedCall
 from gemmill.runtime.select import select
-from gemmill.space.names import symbol_of
-from gemmill.vocab import DType
+from gemmill.vocab import DType, scale_groups_of
 
 pytestmark = pytest.mark.compile
 DENSE = CallSpec(m=70, hidden=272, k=144, result=Result.BF16)
@@ -33,22 +31,28 @@ SPECS = [
     DENSE,
     replace(DENSE, result=Result.STATIC, dtype=DType.S8, m=1),
     replace(DENSE, result=Result.GROUP, hidden=384, one_value=True),
+    CallSpec(m=72, hidden=384, k=400, result=Result.GROUP, group_size=128, transposed=True),
+    CallSpec(m=70, hidden=256, k=400, result=Result.BF16, group_size=128, pad=16),
+    CallSpec(m=1, hidden=96, k=144, result=Result.FINE_GROUP, group_size=32),
+    CallSpec(m=9, hidden=96, k=144, result=Result.STATIC, group_size=32, rows_scaled=True, transposed=True),
     of_counts(EXPERTS, (5, 0, 9)),
     of_counts(EXPERTS, (5, 0, 3), slot=16),
     of_counts(replace(EXPERTS, dtype=DType.S8), (5, 4, 3), mapped=(1, -1, 0)),
+    of_counts(replace(EXPERTS, group_size=128), (5, 4, 3), mapped=(1, -1, 0)),
+    of_counts(replace(EXPERTS, group_size=32, result=Result.BF16), (5, 0, 3), slot=16),
 ]
 
 
 class Parts(ctypes.Structure):
     """Mirrors `gemmill_gated_parts_args`."""
 
-    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p), ("result_group", ctypes.c_int32))
+    _fields_ = (("call", struct_of("gated_mm/abi.h")), ("product", ctypes.c_void_p))
 
 
 def launches_of(spec: CallSpec, probe) -> tuple[dict[str, Any], list[tuple[str, bytes]], str]:
     """A call's arguments, what it launches by the variant that runs its parts, and that variant's symbol."""
     by_expert = isinstance(spec, ExpertSpec)
-    operands = Operands(dtype=spec.dtype, by_expert=by_expert)
+    operands = Operands(dtype=spec.dtype, group_size=spec.group_size, rows_scaled=spec.rows_scaled, by_expert=by_expert)
     (entry,) = (
         x
         for x in probe.variants_of(gated_mm.NAME)
@@ -79,7 +83,7 @@ def asked_of(spec: CallSpec, rows: int) -> ShapedCall:
         kind = CLASSES.number_of(
             dtype=spec.dtype,
             out_dtype=DType.BF16,
-            group_size=0,
+            group_size=spec.group_size,
             rows_scaled=False,
             indexed=False,
             format=None,
@@ -88,8 +92,14 @@ def asked_of(spec: CallSpec, rows: int) -> ShapedCall:
         return ShapedCall(
             family=grouped_mm.NAME, call_class=kind, sizes=(rows, n, k, len(spec.counts)), alignments=aligned
         )
-    kind = class_code(Need.SCALE, spec.dtype.torch_name, DType.BF16.torch_name)
+    scales = scales_code(scale_groups_of(*group_shapes(spec), rows, n, k), mn_major(spec)) if spec.group_size else 0
+    kind = class_code(Need.SCALE, spec.dtype.torch_name, DType.BF16.torch_name, scales)
     return ShapedCall(family=scaled_mm.NAME, call_class=kind, sizes=(rows, n, k), alignments=aligned)
+
+
+def mn_major(spec: CallSpec) -> bool:
+    """Whether TMA could load A's scales: columns of them at multiples of 16 bytes, or one row."""
+    return spec.m == 1 or (spec.transposed and spec.m % 4 == 0)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -110,52 +120,12 @@ def test_two_launches_share_a_product(probe, spec: CallSpec) -> None:
     if by_expert:
         shared += ("offsets", "offset_words", "expert_map", "experts", "weights", "slot", "tokens", "id_words")
         shared += ("b_stride_expert", "b_scale_stride_expert")
+    if spec.group_size:
+        shared += ("b_scale_stride_n", "b_scale_stride_k")
+        shared += ("a_scale_stride_m", "a_scale_stride_k") if by_expert or spec.m > 1 else ()
     assert {name: getattr(x, name) for name in shared} == {name: getattr(call, name) for name in shared}
     assert call.d == given["out"].data_ptr() and call.activation == 0
     assert (x.a_scale_per_row, x.b_scale_per_column) == (
         given["a_scales"].numel() > 1,
         given["b_scales"].numel() > (x.weights if by_expert else 1),
     )
-
-
-PRODUCTS = [
-    CallSpec(m=70, hidden=384, k=400, result=Result.GROUP, group_size=128, transposed=True),
-    CallSpec(m=70, hidden=272, k=400, result=Result.BF16, group_size=128, pad=16),
-    CallSpec(m=1, hidden=96, k=144, result=Result.FINE_GROUP, group_size=32),
-]
-
-
-@pytest.mark.parametrize("spec", PRODUCTS, ids=str)
-def test_a_product_in_groups_and_then_another_variants_kernel(probe, spec: CallSpec) -> None:
-    """Each tile stores all of the product, with the call's strides; the second launch reads it, and knows the results' groups."""
-    variants = [
-        x
-        for x in probe.variants_of(gated_mm.NAME)
-        if isinstance(x.config, GatedProductConfig)
-        and (x.config.group_size, x.config.epilogue.result) == (spec.group_size, spec.result)
-    ]
-    assert len(variants) >= 3
-    given = make_given(spec, torch.device("cpu"))
-    given |= {
-        "out": torch.empty(spec.m, spec.hidden, dtype=getattr(torch, spec.result.dtype.torch_name)),
-        "out_scales": None,
-    }
-    if spec.result.group:
-        given["out_scales"] = torch.empty(spec.m, spec.hidden // spec.result.group)
-    for entry in variants:
-        row, *_ = probe.build.table.rows_of(entry.name)
-        before = probe.build.pin(row)
-        try:
-            with probe.build.recording() as launches:
-                probe.ops.scaled_mm_act_quant.default(*arguments_of(given))
-        finally:
-            probe.build.pin(before)
-        (product, told), (second, data) = launches
-        assert (product, second) == (entry.symbol, symbol_of(second_of(entry.config)))
-        x, parts = struct_of("gated_mm/abi.h").from_buffer_copy(told), Parts.from_buffer_copy(data)
-        assert parts.product and (x.d, x.ldd) == (parts.product, 2 * spec.hidden)
-        assert parts.call.d == given["out"].data_ptr() and parts.result_group == spec.result.group
-        names = [name for name, _ in x._fields_ if name not in ("d", "ldd")]
-        assert {name: getattr(x, name) for name in names} == {name: getattr(parts.call, name) for name in names}
-        of_b = given["b_scales"].stride()
-        assert (x.b_scale_stride_k, x.b_scale_stride_n) == of_b and x.a == given["a"].data_ptr()

@@ -6,5 +6,5 @@ struct sm90a_gatedparts_e4m3_e4m3group128;  // makes the kernels' names the vari
 
 // Host code: the launch.
 extern "C" int32_t gemmill_sm90a_gatedparts_e4m3_e4m3group128(void const* args, gemmill_launch const* how) {
-  return gemmill::gated_mm::launch_activate_packed<sm90a_gatedparts_e4m3_e4m3group128, true, 128, true>(*static_cast<gemmill_gated_parts_args const*>(args), *how);
+  return gemmill::gated_mm::launch_activate_packed<sm90a_gatedparts_e4m3_e4m3group128, true, 128, 0>(*static_cast<gemmill_gated_parts_args const*>(args), *how);
 }

@@ -1,0 +1,28 @@
+// Attention of a few query rows, drafts of a model among them, whose flat rows fill a tile of 16: decode_attention's work by twelve warps
+// of consumers, where its own 16 rows have eight. Their producers give registers away.
+#pragma once
+
+#include "kv_cache/pages/decode_attention.cuh"
+
+namespace gemmill::kv_cache {
+
+constexpr int kDraftWarps = 12;
+
+template <int kHeadDim, int kKeyBits, int kValueBits>
+struct DraftShape : DecodeShapeOfWarps<kHeadDim, kKeyBits, kValueBits, 2, kDraftWarps> {
+  static constexpr bool kHasChains = true;  // twelve warps hide less of a chain's time than sixteen
+};
+
+// Host code.
+template <int kHeadDim>
+int64_t draft_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
+  DecodePlan const plan(args, how, 2 * kRowsOfTile);
+  return Partial<kHeadDim>::bytes(plan.all_tiles * plan.deal.slices * 2 * kRowsOfTile);
+}
+
+template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits>
+int32_t draft_attention(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
+  return attend_and_combine<Variant, Element, DraftShape<kHeadDim, kKeyBits, kValueBits>>(args, how, centroids);
+}
+
+}  // namespace gemmill::kv_cache

@@ -1,0 +1,214 @@
+// The slices of an attention to one result, in their order, so that it does not depend on which block ran first.
+#pragma once
+
+#include "core/launch.cuh"
+#include "core/programmatic.cuh"
+#include "kv_cache/abi.h"
+#include "kv_cache/shared/elements.cuh"
+#include "kv_cache/shared/rotation.cuh"
+#include "kv_cache/slices.h"
+
+namespace gemmill::kv_cache {
+
+constexpr int kRowsOfTile = 8;  // the tensor core's columns; tiles have as many rows, or twice: query rows times query heads of a KV head
+constexpr float kNothing = -1e30f;  // a running maximum before any token: finite, so that differences are
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kCombineThreads = 128, kManyThreads = 256;
+
+// The sums of slices: [batch, kv_heads, tiles, slices, rows of a tile], in the rotated basis.
+template <int kHeadDim>
+struct Partial {
+  float* out;         // and [head dim]: not divided by the sum
+  float2* max_sum;    // the maximum in units of log 2, and the sum; of a slice without tokens the sum is 0, and `out` has nothing
+
+  static int64_t bytes(int64_t rows) { return rows * (kHeadDim + 2) * 4; }
+  static Partial at(void* workspace, int64_t rows) {
+    float* const begin = static_cast<float*>(workspace);
+    return {begin, reinterpret_cast<float2*>(begin + rows * kHeadDim)};
+  }
+};
+
+// The addresses of results, and the factors that take sums back to the values' basis.
+template <int kHeadDim>
+struct ResultParams {
+  void* out;                // [batch, rows, heads, head dim], vectors at one stride
+  float* lse;               // [batch, heads, rows]; null where nobody asks
+  float const* sinks;       // [heads]; null for none
+  int64_t batch, rows, heads, kv_heads, out_stride;
+  Signs<kHeadDim> signs;
+  bool rotates;
+  float const* projection;  // S, [d][d], for separate sums of signs; null for none
+};
+
+template <int kHeadDim>
+struct CombineParams {
+  ResultParams<kHeadDim> result;
+  Partial<kHeadDim> partial;
+  int tiles;
+  int slices;
+  int tile_rows;
+  int group;  // query heads of a KV head
+};
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+  return x;
+}
+
+__device__ __forceinline__ float largest_of_warp(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+  return x;
+}
+
+// S y of a vector of a warp, by the rows of S^T, or S^T y by those of S: element 32 k + l is y[k] of lane l.
+template <int kHeadDim>
+__device__ __forceinline__ void projected_of_warp(float (&out)[kHeadDim / 32], float const* matrix, float const (&y)[kHeadDim / 32]) {
+  constexpr int kOwn = kHeadDim / 32;
+  int const lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) out[k] = 0.0f;
+#pragma unroll 1
+  for (int from = 0; from < 32; ++from) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float const factor = __shfl_sync(0xFFFFFFFFu, y[i], from);
+      float const* const row = matrix + (32 * i + from) * kHeadDim + lane;
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) out[k] += factor * row[32 * k];
+    }
+  }
+}
+
+// The maximum of a row's scores in units of log 2, and the sum of its weights relative to that.
+struct RowState {
+  float largest, sum;
+  __device__ __forceinline__ RowState(float const* sinks, int64_t head) {
+    float const sink = sinks == nullptr ? -INFINITY : sinks[head] * kLog2E;
+    largest = fmaxf(kNothing, sink), sum = exp2f(sink - largest);
+  }
+};
+
+// A warp's row to its result: divided, rotated back, rounded. `signs` are sums of signs, where there is a projection.
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void finish_row(ResultParams<kHeadDim> const& result, int64_t batch, int64_t row, int64_t head,
+                                           RowState const& state, float (&y)[kHeadDim / 32], float (&signs)[kHeadDim / 32]) {
+  constexpr int kOwn = kHeadDim / 32;
+  int const lane = threadIdx.x % 32;
+  bool const sees_nothing = state.sum == 0.0f;
+  if (result.rotates) {
+    hadamard_of_warp<kHeadDim>(y);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] *= result.signs(32 * j + lane) ? -kInverseRoot<kHeadDim> : kInverseRoot<kHeadDim>;
+  }
+  if (result.projection != nullptr) {
+    float projected[kOwn];
+    projected_of_warp<kHeadDim>(projected, result.projection, signs);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] += projected[j];
+  }
+  Element* const out = static_cast<Element*>(result.out) + ((batch * result.rows + row) * result.heads + head) * result.out_stride;
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) out[32 * j + lane] = to_element<Element>(sees_nothing ? 0.0f : y[j] / state.sum);
+  if (lane == 0 && result.lse != nullptr) {
+    result.lse[(batch * result.heads + head) * result.rows + row] =
+        sees_nothing ? -INFINITY : (state.largest + log2f(state.sum)) / kLog2E;
+  }
+}
+
+// Adds a row's slices in their order. Lanes hold the states of 32 slices at a time.
+template <int kHeadDim>
+__device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int64_t first, int slices, int rows, RowState& state,
+                                           float (&y)[kHeadDim / 32]) {
+  constexpr int kOwn = kHeadDim / 32;
+  int const lane = threadIdx.x % 32;
+  for (int begin = 0; begin < slices; begin += 32) {
+    bool const exists = begin + lane < slices;
+    float2 const of_slice = exists ? partial.max_sum[first + (begin + lane) * rows] : make_float2(kNothing, 0.0f);
+    float const before = state.largest;
+    state.largest = fmaxf(state.largest, largest_of_warp(of_slice.x));
+    float const shrink = exp2f(before - state.largest), own = exp2f(of_slice.x - state.largest);
+    state.sum = state.sum * shrink + sum_of_warp(own * of_slice.y);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] *= shrink;
+    unsigned const filled = __ballot_sync(0xFFFFFFFFu, of_slice.y != 0.0f);
+    int const count = min(32, slices - begin);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      float const share = __shfl_sync(0xFFFFFFFFu, own, i);
+      bool const is_filled = (filled >> i & 1) != 0;
+      float const* const out = partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) y[j] += share * (is_filled ? out[32 * j] : 0.0f);
+    }
+  }
+}
+
+// A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. With separate sums of signs, a tile has its slices twice.
+template <class Variant, class Element, int kHeadDim>
+__global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32;
+  wait_for_predecessor();
+  ResultParams<kHeadDim> const& result = params.result;
+  int const rows = params.tile_rows, parts = result.projection == nullptr ? 1 : 2;
+  constexpr uint32_t kWarps = kCombineThreads / 32;
+  uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
+  uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
+  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
+  int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
+  if (batch >= result.batch || flat >= result.rows * group) return;
+  int64_t const row = flat / group, head = kv_head * group + flat % group;
+  int64_t const first = tile * parts * params.slices * rows + row_of_tile;
+  RowState state(result.sinks, head);
+  float y[kOwn] = {}, signs[kOwn] = {};
+  if (parts == 2) {
+    RowState of_signs = state;
+    add_slices<kHeadDim>(params.partial, first + params.slices * rows, params.slices, rows, of_signs, signs);
+  }
+  add_slices<kHeadDim>(params.partial, first, params.slices, rows, state, y);
+  finish_row<Element, kHeadDim>(result, batch, row, head, state, y, signs);
+}
+
+// The same by a block a row, where slices are many: each warp adds its share of them, one after the other, and then the warps' sums are
+// added in their order. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers for eight loads under way: without
+// one it took 32 and spilled.
+template <class Variant, class Element, int kHeadDim>
+__global__ void __launch_bounds__(kManyThreads, kHeadDim > 256 ? 2 : 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32;
+  extern __shared__ __align__(128) uint8_t shared[];
+  float* const sums = reinterpret_cast<float*>(shared);
+  float2* const states = reinterpret_cast<float2*>(sums + kWarps * kHeadDim);
+  wait_for_predecessor();
+  ResultParams<kHeadDim> const& result = params.result;
+  uint32_t const rows = params.tile_rows, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
+  uint32_t const of_tile = blockIdx.x / rows, of_heads = of_tile / tiles;
+  int64_t const batch = of_heads / heads, kv_head = of_heads % heads;
+  int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + blockIdx.x % rows;
+  if (batch >= result.batch || flat >= result.rows * group) return;
+  int64_t const row = flat / group, head = kv_head * group + flat % group;
+  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int const share = (params.slices + kWarps - 1) / kWarps, begin = min(warp * share, params.slices);
+  int64_t const first = (static_cast<int64_t>(of_tile) * params.slices + begin) * rows + blockIdx.x % rows;
+  RowState state(warp == 0 ? result.sinks : nullptr, head);
+  float y[kOwn] = {}, none[kOwn] = {};
+  add_slices<kHeadDim>(params.partial, first, min(share, params.slices - begin), static_cast<int>(rows), state, y);
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) sums[warp * kHeadDim + 32 * j + lane] = y[j];
+  if (lane == 0) states[warp] = make_float2(state.largest, state.sum);
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    float const before = state.largest;
+    state.largest = fmaxf(before, states[w].x);
+    float const shrink = exp2f(before - state.largest), own = exp2f(states[w].x - state.largest);
+    state.sum = state.sum * shrink + own * states[w].y;
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
+  }
+  finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
+}
+
+}  // namespace gemmill::kv_cache
