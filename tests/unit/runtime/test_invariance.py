@@ -300,21 +300,19 @@ def test_the_order_does_not_depend_on_the_number_of_rows_that_came_first():
 
 def test_the_order_is_one_that_few_and_many_rows_can_have(gemms):
     _, invariance = gemms
-    held = invariance.held(call_of(1, 2048, 16384))
-    assert held is not None
-    assert str(held.order) == "wgmma to f32"  # slices take twice as long from 1000 rows on
-    of_bf16 = invariance.held(call_of(1, 2048, 16384, operand="bfloat16"))
-    assert of_bf16 is not None
-    assert str(of_bf16.order) == "wgmma to f32, 4 slices of whole 4096 joined in float32, in the order of K"
-    assert 0.0 <= held.loss <= held.worst and held.worst_at[0] in ROWS
+    for operand in ("float8_e4m3fn", "bfloat16"):  # of 16 tiles of 128, few rows want slices of K, many none
+        held = invariance.held(call_of(1, 2048, 16384, operand=operand))
+        assert held is not None
+        assert str(held.order) == "wgmma to f32, 4 slices of whole 4096 joined in float32, in the order of K"
+        assert 0.0 <= held.loss <= held.worst < 0.1 and held.worst_at[0] in ROWS
     free = invariance.held(call_of(1, 8192, 8192))
-    assert free is not None and free.loss < 0.01
+    assert free is not None and str(free.order) == "wgmma to f32" and free.loss < 0.01
 
 
 def test_user_tables_choose_within_the_order_alone(gemms):
     table, invariance = gemms
     measured = replace_choices(invariance, table)
-    call = call_of(16, 2048, 16384)
+    call = call_of(16, 8192, 8192)
     assert measured.held(call) == invariance.held(call)
     index, trust, tuned = measured.choose(call, SM_COUNT)
     assert trust is Trust.EXACT and tuned is not None
@@ -325,14 +323,14 @@ def replace_choices(invariance: Invariance, table: VariantTable) -> Invariance:
     """The same with a measured choice at 16 rows, whose winner is sliced."""
     from gemmill.runtime.tuned import TunedChoice
 
-    call = call_of(16, 2048, 16384)
+    call = call_of(16, 8192, 8192)
     rows = [i for i, row, _ in table.of("scaled_mm") if row.call_class == call.call_class]
     sliced = next(i for i in rows if (order := invariance.order(i, call)) is not None and order.slices > 1)
     whole = next(i for i in rows if str(invariance.order(i, call)) == "wgmma to f32")
     choice = TunedChoice(
         family="scaled_mm",
         call_class=call.call_class,
-        sizes={"n": 2048, "k": 16384, "m": 16},
+        sizes={"n": 8192, "k": 8192, "m": 16},
         names=(table.entries[sliced].name, table.entries[whole].name),
     )
     return Invariance(table, [choice], shipped_rows(Arch.SM90A), SM_COUNT)

@@ -21,7 +21,6 @@ from gemmill.families.scaled_mm.model import (
     ctas_of,
     least_ns,
     model_ns,
-    order_ns,
     pads_more,
 )
 from gemmill.families.scaled_mm.own import operands_of, with_own
@@ -210,12 +209,11 @@ TUNING = Tuning(
     rows=_rows,
     order=lambda config: order_of(config.operands, config.design, config.launch.splits),
     summed="k",
-    one_slice_most=32,
+    one_slice=1.0,
     describe=describe_class,
     differs=lambda has, needs: f"it computes {describe_class(has)}, the call needs {describe_class(needs)}",
     refuses=_refuses,
     model_ns=model_ns,
-    order_ns=order_ns,
     least_ns=least_ns,
     usual=lambda number: {"m": (1, 8192, 1), "n": (512, 40960, 128), "k": (512, 40960, 128)},
     wastes=pads_more,
