@@ -91,9 +91,10 @@ def rounded_rows(blocks: Tensor) -> Tensor:
     for part in chunks(tiles, SIDE * BLOCK_COLUMNS * columns):
         count = part.stop - part.start
         codes = blocks[part, :, :CODE_BYTES].reshape(count, columns, 2, 4, 8, 4, 2, 2, 4)
-        scales = blocks[part, :, CODE_BYTES:].reshape(count, columns, 4, 8, 2, 2, 2, 2).int() << 7
-        # of the order of codes: block, half, warp, row, [quad], step, half of 16 rows, half of 32 columns
-        scales = scales.permute(0, 1, 5, 2, 3, 6, 4, 7)[:, :, :, :, :, None, ..., None]
+        scales = blocks[part, :, CODE_BYTES:].reshape(count, columns, 4, 8, 2, 2, 2, 2)
+        # in the order of codes: block, half, warp, row, [quad], step, half of 16 rows, half of 32 columns
+        scales = scales.permute(0, 1, 5, 2, 3, 6, 4, 7).contiguous().int() << 7
+        scales = scales[:, :, :, :, :, None, ..., None]
         index = (codes & 0x77).unflatten(-1, (2, 2)) + scales
         magnitudes = table.index_select(0, index.flatten()).view(torch.int32).view(index.shape[:-1])
         signs = codes.view(torch.int32) << shifts & _SIGNS
