@@ -141,16 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cpu" if options.cpu else "cuda")
     x = torch.randn(options.tokens, options.hidden, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
     exact = made(options, 0, device)(x).float()
-    rows = []
-    for kind in options.kinds:
-        rows.append(row := measured(options, kind, device, x, exact))
-        print(
-            f"{kind}: resident {row['block_ms']['resident']:.3f} ms a block, offloaded {row['block_ms']['offloaded']:.3f}, copy "
-            f"{row['block_ms']['copies']:.3f}, hidden {row['hidden']:.3f}, {row['block_bytes'] / 1e6:.1f} MB, error {row['error']:.4f}",
-            flush=True,
-        )
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    rows: list[dict[str, object]] = []
     record = {
         "schema_version": 1,
         "date": now(),
@@ -161,7 +152,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         "rows": rows,
     }
-    write_json(record, options.out_dir / f"{options.name}.json")
+    for kind in options.kinds:
+        rows.append(row := measured(options, kind, device, x, exact))
+        write_json(record, options.out_dir / f"{options.name}.json")
+        print(
+            f"{kind}: resident {row['block_ms']['resident']:.3f} ms a block, offloaded {row['block_ms']['offloaded']:.3f}, copy "
+            f"{row['block_ms']['copies']:.3f}, hidden {row['hidden']:.3f}, {row['block_bytes'] / 1e6:.1f} MB, error {row['error']:.4f}",
+            flush=True,
+        )
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return 0
 
 
