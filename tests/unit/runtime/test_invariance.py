@@ -7,7 +7,7 @@ import pytest
 
 import gemmill
 from gemmill.cli.explain import _of_order
-from gemmill.families.scaled_mm.classes import Need, class_code
+from gemmill.families.scaled_mm.classes import Need, class_code, scales_code
 from gemmill.families.scaled_mm.config import Launch
 from gemmill.family import EXACT, Order, ShapedCall
 from gemmill.manifest import KernelEntry
@@ -20,7 +20,7 @@ from gemmill.runtime.tuned import Machine, load_tuned, shipped_rows
 from gemmill.runtime.variant_table import VariantTable, make_variant_table
 from gemmill.space.names import symbol_of, to_name
 from gemmill.tuner.workloads import workload_of
-from gemmill.vocab import Arch, DType, KernelSchedule, TileScheduler
+from gemmill.vocab import SCALE_GROUPS, Arch, DType, KernelSchedule, TileScheduler
 
 SM_COUNT = 132
 FAMILIES = ("scaled_mm", "blockscaled", "grouped_mm", "gated_mm", "sparse_mm")
@@ -156,6 +156,32 @@ def test_an_order_over_a_length_is_that_of_its_bounds():
     assert [order.over(18480).slice_step for order in orders] == [64, 128, 256, 512]
     plain = Order(instruction="wgmma", accumulator=DType.F32)
     assert plain.over(4096) == plain
+
+
+def test_slices_that_no_other_variant_has_are_chosen_freely(gemms):
+    """With scales in groups: 128 x 64 in three slices, which is 1.23 times as fast as the rest at 510 rows (docs/notes/tables.md)."""
+    table, _ = gemms
+    scales = scales_code(SCALE_GROUPS[0], mn_major=False)
+    number = class_code(Need.BIAS, "float8_e4m3fn", "bfloat16", scales)
+    of_class = [
+        (row.held_only, e.config) for row, e in zip(table.rows, table.entries, strict=True) if row.call_class == number
+    ]
+    of_order = [(held, config) for held, config in of_class if config.design.slice_step is not None]
+    free = {
+        (c.design.tile_shape_mnk[:2], str(c.design.tile_scheduler), c.launch.splits) for held, c in of_order if not held
+    }
+    assert free == {((128, 64), "restarted", 3), ((64, 64), "splitk", 3), ((128, 128), "splitk", 3)}
+    others = {
+        (c.design.tile_shape_mnk[:2], c.design.tile_scheduler) for _, c in of_class if c.design.slice_step is None
+    }
+    assert not others & {
+        ((128, 64), TileScheduler.PERSISTENT),
+        ((64, 64), TileScheduler.SPLIT_K),
+        ((128, 128), TileScheduler.SPLIT_K),
+    }
+    call = ShapedCall(family="scaled_mm", call_class=number, sizes=(510, 2112, 7168), alignments=(16,) * 3)
+    design = select(table, call, SM_COUNT).entry.config.design
+    assert (design.tile_shape_mnk[:2], design.tile_scheduler) == ((128, 64), TileScheduler.RESTARTED)
 
 
 def test_variants_for_an_order_are_never_chosen_freely(gemms):
