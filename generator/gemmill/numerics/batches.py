@@ -176,7 +176,7 @@ class Campaign:
         filters: Sequence[str] = (),
         tell: Callable[[str], None],
     ) -> None:
-        """Calls are drawn for variants of `families` that fit all `filters`, as `gemmill list` takes them; of none: for all."""
+        """Random calls are of variants of `families` that fit all `filters`, as `gemmill list` takes them; of none: for all."""
         self._limits, self._rng, self._tell, self._filters = limits, random.Random(seed), tell, filters  # noqa: S311
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._build = ops.active() if self._device == "cuda" else None
