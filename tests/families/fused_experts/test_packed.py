@@ -12,7 +12,7 @@ from gemmill.families.fused_experts.cases.calls import ALL, NONE, CallSpec, argu
 from gemmill.families.fused_experts.cases.checked import of_config
 from gemmill.families.fused_experts.config import FP4_FORMATS, PackedExpertsConfig, PackedOperands
 from gemmill.families.fused_experts.functions import fused_experts_workspace
-from gemmill.families.fused_experts.main_loop import LOOPS, MainLoop
+from gemmill.families.fused_experts.main_loop import LOOPS, ExpertLoop
 from gemmill.families.fused_experts.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_experts.packing import PACKING_NAMES, PACKINGS, Packing
 from gemmill.families.fused_experts.reference import INTERLEAVED
@@ -318,10 +318,10 @@ def test_names_rules_and_selections() -> None:
     wrong = first_rejection(PACKED_RULES, replace(configs[0], design=replace(configs[0].design, tile_tokens=24)))
     assert wrong.reason == "gathered tile of 24 rows: there are 8, 16, 32, 64, 128"
     for loop, tiles in (
-        (MainLoop.GATHERED, {8, 16, 32, 64, 128}),
-        (MainLoop.WIDE, {8}),
-        (MainLoop.PERSISTENT, {8, 32, 48, 112, 224}),
-        (MainLoop.BOXED, {16, 64}),
+        (ExpertLoop.GATHERED, {8, 16, 32, 64, 128}),
+        (ExpertLoop.WIDE, {8}),
+        (ExpertLoop.PERSISTENT, {8, 32, 48, 112, 224}),
+        (ExpertLoop.BOXED, {16, 64}),
     ):
         assert {config.tile_tokens for config in configs if config.main_loop is loop} == tiles
     assert {
@@ -331,7 +331,7 @@ def test_names_rules_and_selections() -> None:
         "nvfp4_sparse16_t64wo",
     } < chosen and "mxfp4_t32o" not in chosen
     wrong = first_rejection(
-        PACKED_RULES, replace(configs[0], design=replace(configs[0].design, main_loop=MainLoop.PERSISTENT))
+        PACKED_RULES, replace(configs[0], design=replace(configs[0].design, main_loop=ExpertLoop.PERSISTENT))
     )
     assert wrong.reason == "persistent tile of 8 rows: there are none"
     for name, said in (

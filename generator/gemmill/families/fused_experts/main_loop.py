@@ -8,7 +8,7 @@ from gemmill.families.fused_experts.packing import PACKINGS, Packing
 from gemmill.vocab.format import NVFP4
 
 
-class MainLoop(StrEnum):
+class ExpertLoop(StrEnum):
     """The path of an expert's rows to the warps that multiply them."""
 
     GATHERED = "gathered"
@@ -93,9 +93,9 @@ _BY_WARPS = replace(
     tile_ps={8: 300, 16: 370},
     code_ps={},
 )
-LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
-    MainLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
-    MainLoop.WIDE: (
+LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
+    ExpertLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
+    ExpertLoop.WIDE: (
         replace(
             _BY_WARPS,
             stages=_of(_DENSE, {8: 4}) | _of(_SPARSE, {8: 5}),
@@ -104,7 +104,7 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             begin_ns=15000,
         ),
     ),
-    MainLoop.PERSISTENT: (
+    ExpertLoop.PERSISTENT: (
         Body(
             header="persistent_decode",
             product="DecodeMm<Products, cutlass::bfloat16_t, {epilogue}>",
@@ -129,7 +129,7 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             code_ps={32: 3270, 48: 3000, 112: 490, 224: 2110},
         ),
     ),
-    MainLoop.BOXED: (
+    ExpertLoop.BOXED: (
         Body(
             header="persistent_upcast",
             sparse_header="fused_experts/sparse_upcast.cuh",
