@@ -274,7 +274,7 @@ def test_the_model_knows_what_gathering_takes() -> None:
 
     assert chosen(128, True, 1024, 4096, 7168).design.tile_shape_mnk == (128, 32, 256)
     assert chosen(128, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 128, 128)
-    assert chosen(0, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 64, 128)
+    assert chosen(0, True, 8192, 4096, 7168).design.tile_shape_mnk == (128, 128, 128)
     assert chosen(32, False, 16, 4608, 5120).design.tile_shape_mnk == (64, 16, 256)
     assert chosen(32, False, 65536, 4608, 5120).design.tile_shape_mnk[:2] in ((64, 128), (128, 128))
     assert chosen(128, False, 65536, 4096, 7168).design.cluster_shape_mnk == (1, 2, 1)

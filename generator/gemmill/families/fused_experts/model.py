@@ -6,7 +6,7 @@ step takes the time of its loads, which grow with its rows.
 Where activations become codes, a tile's last warps code its rows, one row after another. A warp that codes stores no
 parts of tiles, which other tiles then wait for: so the time grows with all rows, too.
 
-For grouped GEMMs it takes their own model (gemmill.families.grouped_mm.model), with the better of two tiles. Between them the
+Grouped GEMMs take waves of the better of two tiles, which is simpler than gemmill.families.grouped_mm.model. Between them the
 device reads and writes rows.
 """
 

@@ -1,22 +1,24 @@
 """The analytic model that chooses a variant. Mirrors kernels/grouped_mm/model.cpp.
 
-The host does not know how rows are dealt to experts. The model takes them as dealt evenly, with a quarter more for
-those that have most. Tiles come in waves; the device reads weights of experts with rows once. One step of a tile takes
-its tensor core's time, or its loads' where these take longer.
+The host does not know how rows are dealt to experts. The model takes each row as dealt at random, so an expert's number of
+rows has a deviation of its root. Tiles are dealt evenly to multiprocessors, each of which takes one after another. The device
+reads weights of experts with rows once; multiprocessors load them again from L2. One step of a tile takes its tensor core's
+time, or its loads' where these take longer.
 """
 
+import math
 from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS = 3000.0
-"""Nanoseconds to launch and to find rows."""
-_MEMORY = 4200.0
-"""Bytes that memory reads in a nanosecond."""
-_STEP = 128
-"""Columns of a step along K."""
+_BEGIN_NS = 191.0
+"""Nanoseconds to launch and to find rows, those apart that the rest of the time hides."""
+_MEMORY = 13860.0
+"""Bytes that memory reads in a nanosecond, as far as no other work hides it."""
 _BAND = 16
 """Tiles of an expert's rows that share a sweep over its columns (gemmill.gemm.experts)."""
+_QUANTILES = (-1.6449, -1.0364, -0.6745, -0.3853, -0.1257, 0.1257, 0.3853, 0.6745, 1.0364, 1.6449)
+"""Of the normal distribution, at 5, 15 and so on to 95 %."""
 
 
 class RowFacts(NamedTuple):
@@ -25,20 +27,32 @@ class RowFacts(NamedTuple):
     tile_m: int
     """Rows of an expert in a tile."""
     tile_n: int
+    tile_k: int
+    """Columns of a step along K."""
     tiles_together: int
     """Tiles of columns that CTAs of a cluster take together, whether N has as many or not."""
-    ctas_of_sm: int
-    """CTAs that fit on a multiprocessor."""
     step_ps: int
-    """Picoseconds for 128 columns along K of a tile."""
+    """Picoseconds of a multiprocessor for a step of a tile."""
     step_of_band_ps: int
     """The same where an expert has a whole band of tiles, so that most reads are of L2."""
     bits: int
     """Bits of an element of the weights; of A too with unpacked weights."""
     end_ns: int
-    """Nanoseconds of a tile's epilogue, in addition to its product."""
+    """Nanoseconds of a tile's epilogue, as far as nothing else is done meanwhile."""
+    room_permille: int
+    """Multiprocessors among which tiles are dealt evenly."""
+    first_ns: int
+    """Nanoseconds until the first step can be multiplied."""
     n_multiple: int = 1
     """The number of results in one store, of which N is a multiple."""
+
+
+def tiles_of(rows: float, tile_m: int) -> float:
+    """Tiles that an expert with so many rows in the mean has in the mean."""
+    tiles = 0.0
+    for quantile in _QUANTILES:
+        tiles += max(math.ceil((rows + quantile * math.sqrt(rows)) / float(tile_m)), 1)
+    return tiles / 10.0
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -46,17 +60,14 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k, experts = call.sizes
     facts: RowFacts = row.facts
     active = max(min(m, experts), 1)
-    rows = -(-m // active)
-    tiles_of_expert = -(-(rows + rows // 4) // facts.tile_m)
-    clusters = active * tiles_of_expert * -(-n // (facts.tile_n * facts.tiles_together))
-    tiles = clusters * facts.tiles_together
-    waves = -(-tiles // (sm_count * facts.ctas_of_sm))
-    steps = -(-k // _STEP)
+    tiles_of_expert = tiles_of(float(m) / float(active), facts.tile_m)
+    across = -(-n // (facts.tile_n * facts.tiles_together)) * facts.tiles_together
+    room = float(sm_count) * float(facts.room_permille) / 1000.0
+    of_sm = math.ceil(float(active) * tiles_of_expert * float(across) / room)
     step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps
-    tile = float(steps) * float(step_ps) / 1000.0 * float(facts.ctas_of_sm) + float(facts.end_ns)
-    working = float(waves) * tile
+    tile = float(-(-k // facts.tile_k)) * float(step_ps) / 1000.0 + float(facts.end_ns)
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
-    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
+    return _BEGIN_NS + float(facts.first_ns) + float(of_sm) * tile + memory
 
 
 def refuses(row: Row, call: ShapedCall) -> str | None:

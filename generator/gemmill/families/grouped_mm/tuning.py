@@ -14,21 +14,24 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.formats.layout import SIDE
 from gemmill.gemm.expert_rows import gathering_ns
 from gemmill.gemm.promotion import promoted_ns
+from gemmill.vocab import KernelSchedule
 
-_STEP = 128
-_PRODUCTS, _PRODUCTS_OF_WIDE, _WIDE = 10000, 9000, 192
-"""Multiply-adds of 8-bit operands a nanosecond that the model gives one multiprocessor: with most tiles, and with tiles of 192 columns.
-Fewer of the latter fill a wave, and more of it is lost."""
-_LOADED = 200
-"""Bytes a nanosecond that one multiprocessor loads. By this and `_PRODUCTS` the choice is 1.7 % slower than the fastest
-variant in the mean of 30 points. At worst it is 10 % slower (H200, 2026-11-22; docs/notes/grouped_mm.md)."""
-_END_NS, _END_OF_PAIR_NS, _PAIR_PERMILLE = 1200, 1800, 900
-"""Nanoseconds to end a tile, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
+_PRODUCTS = 5474
+"""Multiply-adds of 8-bit operands a nanosecond that the model gives one multiprocessor."""
+_LOADED = 82
+"""Bytes a nanosecond that one multiprocessor loads."""
+_FIRST_PERMILLE = 3420
+"""Of the time to load a stage, until the first has come."""
+_BASIC_END_NS, _COOPERATIVE_END_NS, _PINGPONG_END_NS = 43, 29, 288
+_END_OF_PAIR_NS, _PAIR_PERMILLE = 700, 900
+"""Nanoseconds to end a tile, by schedule, and those of CTAs that share rows of A, with scales in groups; permille that steps of such CTAs
 take where an expert has a whole band of tiles. There they gain 2 to 9 % from 4,096 along K on. Elsewhere they lose 1 %
 (H200, 2026-11-23; docs/notes/grouped_mm.md)."""
-_UNALIGNED_STEP_PS = 2_000_000
-"""Picoseconds of a step of 8-bit operands: an assumption. It is more than any other kernel's step takes, though few have
-smaller tiles. So the kernel is chosen only where no other takes the call."""
+_UNALIGNED_STEP, _UNALIGNED_STEP_PS, _UNALIGNED_END_NS = 128, 2_000_000, 3000
+"""Columns along K, picoseconds for them of 8-bit operands, and nanoseconds to end a tile: assumptions. They are more than any other
+kernel's, though few have smaller tiles. So the kernel is chosen only where no other takes the call."""
+_GATHERED_STEP = 128
+"""Columns along K of which `gathering_ns` tells the time."""
 _STORED = 8
 """Results that fill 16 bytes."""
 
@@ -41,39 +44,45 @@ def _facts(config: AnyConfig) -> RowFacts:
         return RowFacts(
             tile_m=tile_m,
             tile_n=tile_n,
+            tile_k=_UNALIGNED_STEP,
             tiles_together=1,
-            ctas_of_sm=1,
             step_ps=step_ps,
             step_of_band_ps=step_ps,
             bits=8 * size,
-            end_ns=_END_NS,
+            end_ns=_UNALIGNED_END_NS,
+            room_permille=_ALL_PERMILLE,
+            first_ns=0,
         )
     if isinstance(config, PackedGroupedConfig):
         return _packed_facts(config)
-    facts = KernelFacts(config)
-    products = facts.tile_m * facts.tile_n * size * _STEP // (_PRODUCTS_OF_WIDE if facts.tile_n == _WIDE else _PRODUCTS)
-    loaded = (facts.tile_m + facts.tile_n) * size * _STEP // _LOADED
-    gathered = gathering_ns(facts.tile_m) * size if config.operands.indexed else 0
-    is_pair, step_ns = (
-        config.group_size > 0 and facts.cluster_size > 1,
-        max(products, loaded, promoted_ns(facts, _STEP)) + gathered,
-    )
+    facts, k = KernelFacts(config), config.design.tile_shape_mnk[2]
+    is_pair = config.group_size > 0 and facts.cluster_size > 1
+    products = facts.tile_m * facts.tile_n * size * k // _PRODUCTS
+    loaded = (facts.tile_m + facts.tile_n) * size * k // _LOADED
+    gathered = gathering_ns(facts.tile_m) * size * k // _GATHERED_STEP if config.operands.indexed else 0
+    step_ns = max(products, loaded, promoted_ns(facts, k)) + gathered
+    ends = {KernelSchedule.BASIC: _BASIC_END_NS, KernelSchedule.COOPERATIVE: _COOPERATIVE_END_NS}
     return RowFacts(
         tile_m=facts.tile_m,
         tile_n=facts.tile_n,
+        tile_k=k,
         tiles_together=facts.cluster_size,
-        ctas_of_sm=facts.ctas_of_sm,
         step_ps=1000 * step_ns,
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
         bits=8 * size,
-        end_ns=_END_OF_PAIR_NS if is_pair else _END_NS,
+        end_ns=_END_OF_PAIR_NS if is_pair else ends.get(config.design.kernel_schedule, _PINGPONG_END_NS),
+        room_permille=_ALL_PERMILLE,
+        first_ns=loaded * _FIRST_PERMILLE // 1000,
         n_multiple=_STORED,
     )
 
 
-_PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 120, 2400, 1500
-"""Nanoseconds to make operands of 64 x 128 packed weights, picoseconds for each row of A, and nanoseconds to end a tile. They
-are predictions."""
+_PACKED_STEP, _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 128, 75, 2990, 911
+"""Columns of a step; nanoseconds to make operands of 64 x 128 packed weights, picoseconds for each row of A, and nanoseconds to
+end a tile, which CTAs of a multiprocessor do at once."""
+_ALL_PERMILLE, _SHARED_PERMILLE = 1000, 760
+"""Multiprocessors that are busy before any has two CTAs, of kernels with room for one and for two: the latter take up to half longer at
+110 tiles than at 96 (H200, 2026-11-28, seed 2811421)."""
 
 
 def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
@@ -83,12 +92,14 @@ def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
     return RowFacts(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
+        tile_k=_PACKED_STEP,
         tiles_together=1,
-        ctas_of_sm=config.ctas_of_sm,
         step_ps=step_ps,
         step_of_band_ps=step_ps,
         bits=config.format.code.bits,
-        end_ns=_PACKED_END_NS,
+        end_ns=_PACKED_END_NS // config.ctas_of_sm,
+        room_permille=_SHARED_PERMILLE if config.ctas_of_sm > 1 else _ALL_PERMILLE,
+        first_ns=0,
     )
 
 

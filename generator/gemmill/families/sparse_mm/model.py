@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS = 3000.0
-"""Nanoseconds of a launch."""
-_MEMORY = 4200.0
+_BEGIN_NS = 799.0
+"""Nanoseconds of a launch that no work hides."""
+_MEMORY = 4480.0
 """Bytes that memory gives in a nanosecond."""
-_STEP = 128
-"""Elements along K of a step."""
+_SHARE = 0.485
+"""The part of the shorter of the multiprocessors' and the memory's time that the other does not hide."""
 
 
 class RowFacts(NamedTuple):
@@ -29,8 +29,10 @@ class RowFacts(NamedTuple):
     cluster_m: int
     """CTAs of a cluster along rows of a."""
     cluster_n: int
+    tile_k: int
+    """Elements along K of a step."""
     step_ps: int
-    """Picoseconds for 128 along K of a tile."""
+    """Picoseconds of a step."""
     tile_ns: int
     """Nanoseconds of a tile's epilogue that no other tile's main loop hides."""
     bits: int
@@ -52,9 +54,9 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k = call.sizes
     facts: RowFacts = row.facts
     waves = -(-tiles_of(facts, m, n) // sm_count)
-    steps = -(-k // _STEP)
+    steps = -(-k // facts.tile_k)
     tile = float(steps) * float(facts.step_ps) / 1000.0 + float(facts.tile_ns)
     working = float(waves) * tile
     kept = float(n) * float(k) * float(facts.bits + 2) / 16.0  # half of the elements, and a bit of metadata for two
     memory = (kept + float(m) * float(k) * float(facts.bits) / 8.0) / _MEMORY
-    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory)
+    return _BEGIN_NS + max(working, memory) + _SHARE * min(working, memory)

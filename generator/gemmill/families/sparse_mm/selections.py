@@ -31,10 +31,15 @@ _FEW = Candidate(tile=(64, 16, 512), schedule=BASIC, stages=3)
 """For a small M of 8 bits. Its stages leave room for the next kernel's CTA on the same multiprocessor
 (docs/notes/sparse_mm.md).
 """
+_SQUARE = Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG)
 _OF_8_BITS = (
     _FEW,
     Candidate(tile=(64, 64, 256), schedule=BASIC),
-    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG),
+    Candidate(tile=(128, 64, 256), cluster=(2, 1, 1), schedule=PINGPONG),
+    Candidate(tile=(128, 96, 256), cluster=(2, 1, 1), schedule=PINGPONG),
+    _SQUARE,
+    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
+    Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_M,), swizzles=(4,)),
 )
 _OF_16_BITS = (
@@ -90,7 +95,7 @@ def default(arch: Arch) -> Iterator[SparseConfig]:
 def smoke(arch: Arch) -> Iterator[SparseConfig]:
     """One kernel, of s8: it serves both ops, and no kernel takes a compiler longer (docs/notes/make_test.md)."""
     if arch is Arch.SM90A:
-        yield from configs(DType.S8, DType.BF16, _OF_8_BITS[2])
+        yield from configs(DType.S8, DType.BF16, _SQUARE)
 
 
 def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseConfig]:

@@ -11,26 +11,27 @@ from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
 from gemmill.gemm.order import order_of_loop
 from gemmill.vocab import KernelSchedule, RasterOrder
 
-_STEP = 128
 _RASTER_CODES = {RasterOrder.HEURISTIC: 0, RasterOrder.ALONG_M: 1, RasterOrder.ALONG_N: 2}
-_PRODUCTS = 14000
+_PRODUCTS = 9648
 """Multiply-adds a nanosecond of one multiprocessor, of 8-bit elements, those with zeros counted.
 
 The H200's peak of 3,958 TFLOP/s in sparse e4m3 is 14,992 on each of 132 multiprocessors.
 """
-_LOADED = 200
+_LOADED = 68
 """Bytes that one multiprocessor loads in a nanosecond."""
-_TILE_NS, _HIDING_TILE_NS = 1200, 900
-"""Nanoseconds of a tile's epilogue. In the ping-pong schedule the other tile's main loop hides a part (docs/notes/sparse_mm.md)."""
+_BASIC_TILE_NS, _TILE_NS, _HIDING_TILE_NS = 436, 2439, 1045
+"""Nanoseconds of a tile's epilogue: of one group of warps with small tiles, of two, and of two by turns, where the other tile's main loop
+hides a part (docs/notes/sparse_mm.md)."""
 
 
 def _facts(c: SparseConfig) -> RowFacts:
     bits = c.operand_dtype.bits
-    tile_n, tile_m, _ = c.design.tile_shape_mnk
+    tile_n, tile_m, tile_k = c.design.tile_shape_mnk
     cluster_n, cluster_m, _ = c.design.cluster_shape_mnk
-    products = tile_m * tile_n * _STEP * bits // 8
+    products = tile_m * tile_n * tile_k * bits // 8
     # CTAs along N share tiles of a, those along M tiles of weights; the next CTA's loads pass by the same L2.
-    loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * _STEP // 8
+    loaded = (tile_m // cluster_n * bits + tile_n // cluster_m * (bits // 2 + 1)) * tile_k // 8
+    ends = {KernelSchedule.BASIC: _BASIC_TILE_NS, KernelSchedule.PINGPONG: _HIDING_TILE_NS}
     return RowFacts(
         raster_order=_RASTER_CODES[c.raster_order],
         swizzle=c.swizzle,
@@ -38,8 +39,9 @@ def _facts(c: SparseConfig) -> RowFacts:
         tile_n=tile_n,
         cluster_m=cluster_m,
         cluster_n=cluster_n,
+        tile_k=tile_k,
         step_ps=1000 * max(products // _PRODUCTS, loaded // _LOADED),
-        tile_ns=_HIDING_TILE_NS if c.design.kernel_schedule is KernelSchedule.PINGPONG else _TILE_NS,
+        tile_ns=ends.get(c.design.kernel_schedule, _TILE_NS),
         bits=bits,
     )
 
