@@ -12,12 +12,16 @@ ratios held / free, and the worst. The file is written again after each shape.
 
 With --vllm-sources, a folder with files of its wheel, vLLM's batch-invariant kernels are timed in the same rounds (peers/vllm_invariant.py), after one
 result of each was compared with the reference. For each of them the mean of its time / held is printed, and the least.
+
+With --constant-weights the held order is timed once more under `gemmill.assume_constant_weights`, which lets kernels for few rows load
+weights before the call before them has ended; peers have no such promise. The order and the bits are those of the held side.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +49,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 COMPARISON = {"fp8": FP8_TABLE, "fp8_groups": GROUPS_TABLE, "bf16": BF16_TABLE}
 """(M, N, K) by class; integer sums have one order, and no cost."""
 SIDES = ("free", "held")
+CONSTANT = "held, constant weights"
 FEWEST, DRY_ROTATED_BYTES = 20, 4096
 
 
@@ -70,6 +75,16 @@ def choices_of(build: Build, workload: Workload) -> dict[str, Choice]:
     return {side: select(build.table, workload.call, count, None, invariance) for side, invariance in found.items()}
 
 
+@contextmanager
+def constant_weights(assumed: bool) -> Iterator[None]:
+    """Capture calls that promise constant weights, or that do not."""
+    gemmill.assume_constant_weights(assumed)
+    try:
+        yield
+    finally:
+        gemmill.assume_constant_weights(False)
+
+
 def timed(
     operands: Any, timer: Any, rounds: int, fewest: int, sides: Sequence[str], peers: Sequence[Contender]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
@@ -78,7 +93,7 @@ def timed(
     refused: dict[str, str] = {}
     try:
         for side in sides:
-            with gemmill.batch_invariant(side == "held"):
+            with gemmill.batch_invariant(side != "free"), constant_weights(side == CONSTANT):
                 graphs[side] = LocalContender(name=side, bind=through(torch.ops.gemmill)).prepare(
                     operands, timer, fewest
                 )
@@ -99,9 +114,16 @@ def timed(
 
 
 def row_of(
-    workload: Workload, build: Build | None, maker: Any, timer: Any, rounds: int, peers: Sequence[Contender] = ()
+    workload: Workload,
+    build: Build | None,
+    maker: Any,
+    timer: Any,
+    rounds: int,
+    peers: Sequence[Contender] = (),
+    constant: bool = False,
 ) -> dict[str, Any] | None:
-    """The record of one shape; None where the build has no variant for it under either choice."""
+    """The record of one shape, with `constant` of constant weights too; None where the build has no variant for it under either
+    choice."""
     row: dict[str, Any] = {"op": workload.op, **workload.sizes}
     choices = {} if build is None else choices_of(build, workload)
     for side, choice in choices.items():
@@ -117,13 +139,16 @@ def row_of(
         if row["free"] == row["held"]:
             sides = SIDES[1:]
             row |= {"ratio": 1.0, "timed": False}
-            if not taken:
+            if not taken and not constant:
                 return row
     fewest = FEWEST if build is not None else 1
-    us, refused = timed(maker.make(workload), timer, rounds, fewest, sides, taken)
+    promised = (CONSTANT,) if constant else ()
+    us, refused = timed(maker.make(workload), timer, rounds, fewest, (*sides, *promised), taken)
     if len(sides) == 2:
         row |= {"ratio": _ratio(us["held"], us["free"]), "timed": True}
     ratios = {peer.name: _ratio(us[peer.name], us["held"]) for peer in taken if peer.name in us}
+    if constant:
+        ratios |= {name + CONSTANT.removeprefix("held"): _ratio(us[name], us[CONSTANT]) for name in ("held", *ratios)}
     return row | {"peers": ratios, "peers_refused": refused, "rounds_us": us}
 
 
@@ -199,6 +224,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--vllm-sources", type=Path, metavar="FOLDER", help="a folder that has files of vLLM 0.33.0's wheel"
     )
     parser.add_argument("--vllm-so", metavar="PATH", help="its _C_stable_libtorch.abi3.so, for CUTLASS kernels of FP8")
+    parser.add_argument("--constant-weights", action="store_true", help="time the held order with that promise too")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no shape after so many seconds")
     parser.add_argument("--commit", default="")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
@@ -240,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             makers[workload.family] = benchmark_of(workload.family).maker(device, rotated)
         shape = tiny(workload) if told.cpu else workload
         try:
-            found = row_of(shape, build, makers[workload.family], timer, told.rounds, peers)
+            found = row_of(shape, build, makers[workload.family], timer, told.rounds, peers, told.constant_weights)
             if found is None:
                 continue
             rows.append(found)

@@ -17,7 +17,7 @@ that must be read or written once, and is compared with the bandwidth of a copy 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -83,31 +83,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settled = warm_up(field, maker, timer, workloads[0], dry)
         copy_gbps = copy_bandwidth(timer, device, DRY_ELEMENTS if dry else COPIED_ELEMENTS)
         host = host_times(field, maker, timer, list(dict.fromkeys(p.kind for p in workloads)))
-        measurements, left_out = measure_all(workloads, field, maker, timer, method, options.limit_seconds)
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "program": f"benchmarks/run.py {options.family}",
-        "kind": "backends" if options.by_backend else "sweep" if options.variants else "comparison",
-        "dry_run": dry,
-        "date": started,
-        "commit": options.commit or devices.commit_of(RESULTS.parent),
-        "build": field.build,
-        "seed": getattr(options, "draw", None),
-        "environment": devices.environment(),
-        "while_measuring": monitor.summary(),
-        "settled_seconds": round(settled, 2),
-        "copy_gbps": round(copy_gbps, 1),
-        "method": method_record(method, field),
-        "notes": list(field.notes),
-        "host": host,
-        "facts": benchmark.facts(field.loaded) if field.loaded is not None else {},
-        "left_out": [str(workload) for workload in left_out],
-    }
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "program": f"benchmarks/run.py {options.family}",
+            "kind": "backends" if options.by_backend else "sweep" if options.variants else "comparison",
+            "dry_run": dry,
+            "date": started,
+            "commit": options.commit or devices.commit_of(RESULTS.parent),
+            "build": field.build,
+            "seed": getattr(options, "draw", None),
+            "environment": devices.environment(),
+            "settled_seconds": round(settled, 2),
+            "copy_gbps": round(copy_gbps, 1),
+            "method": method_record(method, field),
+            "notes": list(field.notes),
+            "host": host,
+            "facts": benchmark.facts(field.loaded) if field.loaded is not None else {},
+        }
+        path = options.out_dir / (options.name or result_stem(options.family, record))
+        measurements: list[Measurement] = []
+        for found in measured(workloads, field, maker, timer, method, options.limit_seconds):
+            measurements.append(found)
+            left_out = [str(workload) for workload in workloads[len(measurements) :]]
+            told = {"while_measuring": monitor.summary(), "left_out": left_out}
+            whole = figures(record | told, measurements, field)
+            indent = 1 if record["kind"] == "comparison" else None
+            write_json(whole, path.with_name(f"{path.name}.json"), indent=indent)
+    if not measurements:
+        return 1
     report = report_backends if options.by_backend else report_sweep if options.variants else report_comparison
-    report(record, measurements, field, options.out_dir / (options.name or result_stem(options.family, record)))
+    report(whole, measurements, field, path)
     if left_out:
         print(f"{len(left_out)} shapes left out, from {left_out[0]} on")
-    return 0 if measurements else 1
+    return 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -131,6 +139,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--by-backend", action="store_true", help="one code generator against the other: every variant at every shape"
     )
     parser.add_argument("--variants", action="store_true", help="sweep: time every loaded variant at every shape")
+    parser.add_argument("--alone", action="store_true", help="leave out gemmill's other ways of the same calls")
     parser.add_argument("--match", default="", help="sweep only variants whose name contains this")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", help="file name of the results, without suffix")
@@ -182,23 +191,22 @@ def host_times(field: Contest, maker: object, timer: Timer, kinds: Sequence[str]
     return times
 
 
-def measure_all(
+def measured(
     workloads: Sequence[Workload], field: Contest, maker: object, timer: Timer, method: Rounds, limit_seconds: float
-) -> tuple[list[Measurement], list[Workload]]:
-    """Measurements, and the workloads that the time did not suffice for."""
-    start, measurements = time.perf_counter(), []
-    for i, workload in enumerate(workloads):
+) -> Iterator[Measurement]:
+    """Of one workload after another, until the time is over or the device gives up."""
+    start = time.perf_counter()
+    for workload in workloads:
         if time.perf_counter() - start > limit_seconds:
-            return measurements, list(workloads[i:])
+            return
         try:
             found = measure(maker.make(workload), field.contenders(workload), timer, method)
         except RuntimeError as error:
             print(f"{workload}: the device gave up, nothing after it is measured: {first_line(error)}", file=sys.stderr)
-            return measurements, list(workloads[i:])
-        measurements.append(found)
+            return
         for name, failure in found.failures.items():
             print(f"{workload}: {name} failed: {failure}", file=sys.stderr)
-    return measurements, []
+        yield found
 
 
 def method_record(method: Rounds, field: Contest) -> dict[str, object]:
@@ -221,37 +229,40 @@ def result_stem(family: str, record: dict) -> str:
     return f"{family}-{record['kind']}-{gpu}-{record['date'][:10]}"
 
 
-def report_comparison(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
-    """Write and print a comparison."""
-    names = [contender.name for contender in field.all]
-    rows = [row_record(found, field.peers, record["copy_gbps"], field.also) for found in measurements]
-    summary, peers, sides = summary_record(rows), peers_record(rows), sides_record(rows)
-    write_json(
-        record | {"summary": summary, "peers": peers, "sides": sides, "rows": rows}, path.with_name(f"{path.name}.json")
-    )
-    if svg := drawn(record | {"rows": rows}):
+def figures(record: dict, measurements: list[Measurement], field: Contest) -> dict:
+    """The record with the figures of what has been measured."""
+    if record["kind"] == "comparison":
+        rows = [row_record(found, field.peers, record["copy_gbps"], field.also) for found in measurements]
+        of_rows = {"summary": summary_record(rows), "peers": peers_record(rows), "sides": sides_record(rows)}
+        return record | of_rows | {"rows": rows}
+    compared = {}
+    if record["kind"] == "backends":
+        compared = backends_record(measurements, [variant.name for variant in field.variants])
+    return record | compared | sweep_record(measurements)
+
+
+def report_comparison(whole: dict, _: list[Measurement], field: Contest, path: Path) -> None:
+    """Draw and print a comparison."""
+    if svg := drawn(whole):
         write_whole(path.with_name(f"{path.name}.svg"), svg)
-    print(table(rows, names))
-    print(f"copying: {record['copy_gbps']:.0f} GB/s")
-    print(summary_text(summary, peers, record["host"], sides))
-    if facts := record["facts"]:
+    print(table(whole["rows"], [contender.name for contender in field.all]))
+    print(f"copying: {whole['copy_gbps']:.0f} GB/s")
+    print(summary_text(whole["summary"], whole["peers"], whole["host"], whole["sides"]))
+    if facts := whole["facts"]:
         print(facts)
     print(f"written: {path}.json" + (" and .svg" if svg else ""))
 
 
-def report_sweep(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
-    """Write and print a sweep."""
+def report_sweep(_: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
+    """Print a sweep."""
     peers = [contender.name for contender in field.peers if contender.complete]
-    write_json(record | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
     print(sweep_table(measurements, field.subject.name, [variant.name for variant in field.variants], peers))
     print(f"written: {path}.json")
 
 
-def report_backends(record: dict, measurements: list[Measurement], field: Contest, path: Path) -> None:
-    """Write and print the figures of each code generator."""
-    compared = backends_record(measurements, [variant.name for variant in field.variants])
-    write_json(record | compared | sweep_record(measurements), path.with_name(f"{path.name}.json"), indent=None)
-    print(backends_text(compared))
+def report_backends(whole: dict, _: list[Measurement], __: Contest, path: Path) -> None:
+    """Print the figures of each code generator."""
+    print(backends_text(whole))
     print(f"written: {path}.json")
 
 

@@ -137,7 +137,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def prepared(options: argparse.Namespace) -> Sampler:
     """All that is loaded. Raises FieldError."""
-    asked = {"also": "", "batch_invariant": False, "by_backend": False, "variants": True, "match": ""}
+    asked = {"also": "", "batch_invariant": False, "by_backend": False, "alone": False, "variants": True, "match": ""}
     asked |= {"vllm_so": None, "vllm_apart": False, "deep_gemm": None, "sglang": None, "humming": None}
     benchmark = benchmark_of(options.family)
     field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))

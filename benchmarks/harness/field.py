@@ -57,7 +57,7 @@ def make_field(benchmark: Benchmark, options: Namespace) -> Contest:
             other = gemmill.load(build).build_id
             also.append(benchmark.subject(f"gemmill_{other}", f"build {other}"))
         loaded = gemmill.load(options.build)
-        also += [] if sweep else benchmark.also()
+        also += [] if sweep or options.alone else benchmark.also()
     except (OSError, RuntimeError, ManifestError) as error:
         if not options.dry_run:
             raise FieldError(f"there is no build to time: {first_line(error)}") from None

@@ -14,8 +14,8 @@
 
 #include "core/launch.cuh"
 #include "fused_experts/apart_workspace.h"
+#include "fused_experts/gate_all.cuh"
 #include "fused_experts/ordered_experts.cuh"
-#include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {
 
@@ -62,35 +62,15 @@ struct ApartExperts {
 
   static __device__ void activate(ApartParams const& p) {
     wait();
-    auto const& x = p.x;
-    int64_t const pairs = pairs_of(x);
-    int const rows = __ldcg(p.ws.offsets + x.weights), pieces = x.inner / kPiece;
-    for (int row = blockIdx.x * kWarps + warp(); row < rows; row += gridDim.x * kWarps) {
-      Activation const of(p, row);
-      float values[kPiece];
-      if constexpr (!kCoded) {
-        uint4* const to = static_cast<uint4*>(p.ws.inner_rows) + int64_t{row} * pieces;
-        for (int piece = lane(); piece < pieces; piece += 32) of.read(values, piece), to[piece] = packed(values);
-        continue;
-      }
-      uint2* const codes = static_cast<uint2*>(p.ws.inner_rows) + int64_t{row} * pieces;
-      float largest = 0.0f;
-      if constexpr (!kGrouped) {
-        for (int piece = lane(); piece < pieces; piece += 32) of.read(values, piece), largest = largest_of(values, largest);
-        largest = quant::reduce_lanes<32>(largest, quant::Max{});
-        if (lane() == 0) p.ws.inner_scales[row] = Coding(largest, INFINITY).scale;
-      }
-      for (int first = 0; first < pieces; first += 32) {  // all lanes together
-        int const piece = first + lane();
-        of.read(values, min(piece, pieces - 1));
-        if constexpr (kGrouped) largest = quant::reduce_lanes<kLanes>(largest_of(values, 0.0f), quant::Max{});
-        Coding const coding(largest, INFINITY);
-        uint32_t words[2];
-        coding.encode(values, words);
-        if (piece >= pieces) continue;
-        codes[piece] = make_uint2(words[0], words[1]);
-        if (kGrouped && lane() % kLanes == 0) p.ws.inner_scales[piece / kLanes * pairs + row] = coding.scale;
-      }
+    switch (p.x.activation) {
+      case quant::kSiluGate:
+        return activate_by<quant::kSiluGate>(p);
+      case quant::kGeluGate:
+        return activate_by<quant::kGeluGate>(p);
+      case quant::kGeluTanhGate:
+        return activate_by<quant::kGeluTanhGate>(p);
+      default:
+        return activate_by<quant::kSwigluGate>(p);
     }
   }
 
@@ -106,6 +86,40 @@ struct ApartExperts {
   }
 
  private:
+  template <int activation>
+  static __device__ void activate_by(ApartParams const& p) {
+    auto const& x = p.x;
+    int64_t const pairs = pairs_of(x);
+    int const rows = __ldcg(p.ws.offsets + x.weights), pieces = x.inner / kPiece;
+    for (int row = blockIdx.x * kWarps + warp(); row < rows; row += gridDim.x * kWarps) {
+      Activation const of(p, row);
+      float values[kPiece];
+      if constexpr (!kCoded) {
+        uint4* const to = static_cast<uint4*>(p.ws.inner_rows) + int64_t{row} * pieces;
+        for (int piece = lane(); piece < pieces; piece += 32) of.template read<activation>(values, piece), to[piece] = packed(values);
+        continue;
+      }
+      uint2* const codes = static_cast<uint2*>(p.ws.inner_rows) + int64_t{row} * pieces;
+      float largest = 0.0f;
+      if constexpr (!kGrouped) {
+        for (int piece = lane(); piece < pieces; piece += 32) of.template read<activation>(values, piece), largest = largest_of(values, largest);
+        largest = quant::reduce_lanes<32>(largest, quant::Max{});
+        if (lane() == 0) p.ws.inner_scales[row] = Coding(largest, INFINITY).scale;
+      }
+      for (int first = 0; first < pieces; first += 32) {  // all lanes together
+        int const piece = first + lane();
+        of.template read<activation>(values, min(piece, pieces - 1));
+        if constexpr (kGrouped) largest = quant::reduce_lanes<kLanes>(largest_of(values, 0.0f), quant::Max{});
+        Coding const coding(largest, INFINITY);
+        uint32_t words[2];
+        coding.encode(values, words);
+        if (piece >= pieces) continue;
+        codes[piece] = make_uint2(words[0], words[1]);
+        if (kGrouped && lane() % kLanes == 0) p.ws.inner_scales[piece / kLanes * pairs + row] = coding.scale;
+      }
+    }
+  }
+
   static __device__ int warp() { return threadIdx.x / 32; }
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int64_t pairs_of(gemmill_fused_experts_args const& x) { return int64_t{x.tokens} * x.topk; }
@@ -244,6 +258,7 @@ struct ApartExperts {
       if (x.weight_on_input) weight = router_weight(x, pair);
     }
 
+    template <int activation>
     __device__ void read(float (&values)[kPiece], int piece) const {
       float gates[kPiece], ups[kPiece];
       gates_and_ups(products, piece, gates, ups);
@@ -253,9 +268,9 @@ struct ApartExperts {
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) gates[i] = __fadd_rn(gates[i], of_gates[i]), ups[i] = __fadd_rn(ups[i], of_ups[i]);
       }
-      quant::Gating const gating{x.activation, x.alpha, x.limit, x.beta};
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) values[i] = gating(ended(gates[i]), ended(ups[i]));
+      for (int i = 0; i < kPiece; ++i) gates[i] = ended(gates[i]), ups[i] = ended(ups[i]);
+      gate_all<activation>({activation, x.alpha, x.limit, x.beta}, gates, ups, values);
     }
 
    private:

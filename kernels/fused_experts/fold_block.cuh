@@ -21,15 +21,29 @@ struct QuickBlock : Block {
     this->template operand<1>(tables, last);
   }
 
+  // That of one half.
+  template <int half>
+  __device__ void half_of(uint32_t tables, uint32_t spread, uint32_t* out) const {
+    if constexpr (std::is_same_v<Format, blockscaled::MxFp4Folded>) {
+      if ((this->scales.above & Format::kListed) == 0) return fold_linear_half<half>(spread, out);
+    }
+    this->template operand<half>(tables, out);
+  }
+
  private:
   // Of blocks without a table in shared memory.
   __device__ void fold_linear(uint32_t spread, uint32_t* first, uint32_t* last) const {
+    fold_linear_half<0>(spread, first);
+    fold_linear_half<1>(spread, last);
+  }
+  template <int half>
+  __device__ void fold_linear_half(uint32_t spread, uint32_t* out) const {
     constexpr uint32_t kLow = 0x3C383000u - 64 * 0x01010100u, kHigh = 0x4C484440u - 64 * 0x01010101u;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      uint32_t const byte = blockscaled::byte_of(i % 2 == 0 ? this->scales.above : this->scales.below, i / 2);
-      uint32_t* const to = (i < 4 ? first : last) + i % 4 / 2 * 4 + i % 2;
-      fold(this->codes[i / 2][i % 2], byte * 0x01010100u + kLow, byte * 0x01010101u + kHigh, spread, to[0], to[2]);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t const byte = blockscaled::byte_of(i % 2 == 0 ? this->scales.above : this->scales.below, 2 * half + i / 2);
+      uint32_t* const to = out + i / 2 * 4 + i % 2;
+      fold(this->codes[2 * half + i / 2][i % 2], byte * 0x01010100u + kLow, byte * 0x01010101u + kHigh, spread, to[0], to[2]);
     }
   }
 

@@ -16,6 +16,7 @@
 #include "fused_experts/prepare.cuh"
 #include "fused_experts/sums.cuh"
 #include "gemm/packed_grouped_mm.cuh"
+#include "gemm/row_products.cuh"
 #include "coding/gating.cuh"
 
 namespace gemmill::fused_moe {

@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 112 or 224 rows: rows in order as in ordered_experts.cuh.
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 48, 112 or 224 rows: rows in order as in ordered_experts.cuh.
 //
 // CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
 // by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,
@@ -8,6 +8,7 @@
 // the others multiply, and no more. After the last part is there, all threads of all CTAs sum tokens.
 #pragma once
 
+#include "fused_experts/fold_block.cuh"
 #include "fused_experts/prefill_epilogue.cuh"
 #include "gemm/wgmma.cuh"
 
@@ -18,21 +19,22 @@ inline constexpr int kUnitRows = 16;  // multiplications take multiples of so ma
 template <class Block_, int tile_m, int stages, template <class> class Epilogue_>
 struct PrefillMm {
   using Mm = PrefillMm;
-  using Block = Block_;
+  // Codes of few rows fold with fewer instructions; where the tensor core has more rows of a block to multiply, that takes 3 to 4 % longer.
+  using Block = std::conditional_t<(tile_m <= 48), QuickBlock<Block_>, Block_>;
   using Epilogue = Epilogue_<PrefillMm>;
   using Args = PackedArgs;
   using Input = typename Block::Input;
 
   static constexpr bool kScaled = true;
   static constexpr uint32_t kSpread = Block::kSpread;
-  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 32 ? 2 : 1;  // on a multiprocessor
+  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 48 ? 2 : 1;  // on a multiprocessor
   static constexpr int kUnitBytes = kUnitRows * 128, kUnits = kTileM / kUnitRows;
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
   static constexpr int kConsumers = 256, kEpilogueWarps = 3, kThreads = kConsumers + 32 + 32 * kEpilogueWarps;
   static constexpr int kAhead = 4;         // announced tiles without an epilogue yet
   static constexpr int kEndBytes = 2 * kRows;  // of a row that is left to epilogue warps
-  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : 72;
+  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = kCtas == 1 ? 88 : tile_m <= 32 ? 72 : 64;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;
 
   static_assert(sizeof(Input) == 1 && Block::kBytes % 16 == 0, "blocks of 64 rows and 128 columns fold into e4m3");
@@ -198,6 +200,13 @@ struct PrefillMm {
     uint32_t left[8], right[8];
     uint32_t const own = cute::cast_smem_ptr_to_uint(&storage.weights[0][0]) + row_group * Block::kBytes;
     uint32_t const told = Block::kEntries > 0 ? cute::cast_smem_ptr_to_uint(storage.tables) : params.spread;
+    auto const make = [&](Block const& block, auto half, uint32_t* out) {
+      if constexpr (std::is_same_v<Block, Block_>) {
+        block.template operand<half.value>(told, out);
+      } else {
+        block.template half_of<half.value>(told, params.spread, out);
+      }
+    };
     uint64_t const tokens = describe_shared_rows(cute::cast_smem_ptr_to_uint(&storage.tokens[0][0]));
     auto product = [&](uint32_t (&fragment)[8], uint64_t from) {
       fence(fragment);
@@ -214,10 +223,10 @@ struct PrefillMm {
       Block block;
       block.load(own + ring.stage * sizeof(storage.weights[0]), thread);
       uint64_t const from = tokens + ring.stage * (sizeof(storage.tokens[0]) >> 4);
-      block.template operand<0>(told, left);
+      make(block, cute::Int<0>{}, left);
       product(left, from);
       if (t > 0 && thread % 32 == 0) storage.freed[before].arrive();  // its last product has been waited for
-      block.template operand<1>(told, right);
+      make(block, cute::Int<1>{}, right);
       product(right, from + 4);
       before = ring.stage;
     }

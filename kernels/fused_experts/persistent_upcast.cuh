@@ -14,8 +14,8 @@
 
 namespace gemmill::fused_moe {
 
-// How a thread multiplies its part of a block of 64 rows and 64 columns: by rows in its registers, or in shared memory, where `at` describes
-// them. Sparse weights do otherwise (sparse_upcast.cuh).
+// How a group multiplies a block of 64 rows and 64 columns by rows in shared memory, where `at` describes them. Sparse weights do otherwise
+// (sparse_upcast.cuh).
 template <class Block>
 struct UpcastProducts {
   static constexpr int kWords = 16;  // made of a block
@@ -28,23 +28,6 @@ struct UpcastProducts {
   __device__ static void multiply_many(float (&sums)[32], uint32_t const (&words)[kWords], uint64_t at) {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < 4; ++step) Wgmma<cutlass::bfloat16_t, rows>::add(sums, words + 4 * step, at + 2 * step);
-  }
-  template <int eights, int count>
-  __device__ static void multiply_few(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
-    multiply_half<0>(sums, block, told, tokens);
-    multiply_half<1>(sums, block, told, tokens);
-  }
-
- private:
-  template <int half, int eights, int count>
-  __device__ static void multiply_half(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
-    uint32_t operands[8];
-    block.template operand<half>(told, operands);
-    CUTLASS_PRAGMA_UNROLL
-    for (int step = 0; step < 2; ++step) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < eights; ++e) blockscaled::mma_bf16(sums + 4 * e, operands + 4 * step, tokens[e][2 * half + step]);
-    }
   }
 };
 
@@ -342,7 +325,7 @@ struct UpcastMm {
       __syncwarp();
       if (lane == 0) storage.freed[ring.stage].arrive();
       CUTLASS_PRAGMA_UNROLL
-      for (int b = 0; b < kBlocks; ++b) Multiplies::multiply_few(sums, blocks[b], told, of_blocks[b]);
+      for (int b = 0; b < kBlocks; ++b) blockscaled::multiply_rows(sums, told, blocks[b], of_blocks[b]);
     }
   }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "fused_experts/persistent_upcast.cuh"
-#include "gemm/sparse_e2m1.cuh"
 
 namespace gemmill::fused_moe {
 
@@ -20,17 +19,6 @@ struct UpcastProducts<blockscaled::SparseFp4Block<group>> {
   __device__ static void multiply_many(float (&sums)[32], uint32_t const (&words)[kWords], uint64_t at) {
     SparseWgmma<rows, 0>::add(sums, words, at, words[8]);
     SparseWgmma<rows, 1>::add(sums, words + 4, at + 4, words[8]);
-  }
-  template <int eights, int count>
-  __device__ static void multiply_few(float (&sums)[count], Block const& block, uint32_t told, uint32_t const (&tokens)[eights][4][2]) {
-    uint32_t words[kWords];
-    make(block, told, words);
-    CUTLASS_PRAGMA_UNROLL
-    for (int e = 0; e < eights; ++e) {
-      auto& d = *reinterpret_cast<float (*)[4]>(sums + 4 * e);
-      blockscaled::multiply_sparse<0>(d, words, tokens[e][0], tokens[e][1], block.places);
-      blockscaled::multiply_sparse<1>(d, words + 4, tokens[e][2], tokens[e][3], block.places);
-    }
   }
 };
 

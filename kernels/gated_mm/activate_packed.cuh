@@ -1,8 +1,8 @@
 // The second part of a gated GEMM: activation(gate) up of a stored product, as bf16 or as codes.
 //
 // The product's columns are packed as weights are (gemmill.formats.gate_up): of 16 bytes each, a piece of eight gates, their ups, the next
-// gates; or, where weights have scales of blocks, a block of gates, its ups, the next gates. A warp has 32 pieces, in kUnroll places, and
-// a lane one of each. Values, and the order in which they round, are those of the kernels that multiply and activate at once.
+// gates; or, where weights have scales of blocks, a block of gates, its ups, the next gates. Values, and the order in which they round, are
+// those of the kernels that multiply and activate at once.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "coding/coding.cuh"
 #include "coding/gating.cuh"
 #include "coding/memory.cuh"
+#include "coding/reduce.cuh"
 #include "gated_mm/parts.h"
 
 namespace gemmill::gated_mm {
@@ -57,11 +58,8 @@ struct AnyActivation {
 // that are neighbouring columns; 0 where pieces of gates and of ups take turns.
 template <bool kCoded, int kGroup, int kBlock>
 struct ActivatePacked {
-  static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kPiecesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
-  // The lane that has the next piece: without blocks, every second lane has pieces of a group.
-  static constexpr int kNextLane = kBlock != 0 ? 1 : 2;
-  static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1, kPiecesOfBlock = kBlock / kPiece;
-  static_assert(kNextLane * kPiecesOfGroup <= kPiecesOfWarp);
+  static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kLanesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
+  static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1, kPiecesOfBlock = kBlock != 0 ? kBlock / kPiece : 1;
 
   // Of rows that one launch has.
   struct Params {
@@ -71,19 +69,28 @@ struct ActivatePacked {
     uint32_t multiplier, shift;  // piece / pieces_of_row is piece * multiplier >> shift, for pieces below 2^31
   };
 
+  // A thread has kUnroll pieces, of which kParts are of one group: the more, the fewer shuffles and scales it computes.
   template <class Activation, int kUnroll>
   static __device__ __forceinline__ void run(Params const& p) {
+    constexpr int kParts = kGroup != 0 ? quant::parts_of_group(kUnroll, kPiecesOfGroup) : 1, kSets = kUnroll / kParts;
     wait_for_predecessor();
-    uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kUnroll * warps + threadIdx.x / 32;
-    uint4 loaded[kUnroll][2];
+    uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kSets * warps + threadIdx.x / 32;
+    uint4 gates[kSets][kParts], ups[kSets][kParts];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) load(p, (first + u * warps) * kPiecesOfWarp, loaded[u]);
+    for (int s = 0; s < kSets; ++s) load<kUnroll == 1>(p, first_piece<kParts>(first + s * warps), gates[s], ups[s]);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) activate<Activation>(p, (first + u * warps) * kPiecesOfWarp, loaded[u]);
+    for (int s = 0; s < kSets; ++s) activate<Activation>(p, first_piece<kParts>(first + s * warps), gates[s], ups[s]);
   }
 
  private:
-  static __device__ uint32_t lane() { return threadIdx.x % 32; }
+  // Lanes that share a group, and a lane's first piece of those that warp `warp` has; its others follow by that many.
+  template <int kParts>
+  static constexpr int kLanes = kPiecesOfGroup / kParts;
+  template <int kParts>
+  static __device__ uint32_t first_piece(uint32_t warp) {
+    uint32_t const lane = threadIdx.x % kLanesOfWarp;
+    return warp * kLanesOfWarp * kParts + lane / kLanes<kParts> * kPiecesOfGroup + lane % kLanes<kParts>;
+  }
 
   static __device__ int offset_at(gemmill_gated_mm_args const& x, int i) { return __ldg(x.offsets + int64_t{i} * x.offset_words); }
 
@@ -94,6 +101,8 @@ struct ActivatePacked {
     if (x.slot != 0) {
       expert = row / x.slot;
       if (row - expert * x.slot >= offset_at(x, expert)) return false;
+    } else if (x.expert_map == nullptr) {
+      return row >= offset_at(x, 0) && row < offset_at(x, x.experts);
     } else {
       int begun = 0;  // experts whose rows begin at this one or before it
       for (int end = x.experts + 1; begun < end;) {
@@ -117,47 +126,37 @@ struct ActivatePacked {
     for (int i = 0; i < kPiece; ++i) values[i] = __bfloat162float(elements[i]);
   }
 
-  // The warp's pieces from `piece` on, by two loads of neighbouring lanes. In blocks a lane has its gates and its ups; else even lanes
-  // have gates of 16 pieces and then of 16 more, odd ones their ups. Those behind the last row are its end.
-  static __device__ void load(Params const& p, uint32_t piece, uint4 (&chunks)[2]) {
-    uint4 const* const product = static_cast<uint4 const*>(p.product);
-    if constexpr (kBlock != 0) {
-      uint32_t const own = min(piece + lane(), p.pieces - 1), gates = own + own / kPiecesOfBlock * kPiecesOfBlock;
-      chunks[0] = quant::load_stream(product + gates), chunks[1] = quant::load_stream(product + gates + kPiecesOfBlock);
-      return;
-    }
+  // Gates and ups of a lane's pieces, by loads of neighbouring lanes. Those behind the last row are its end. Where pieces take turns, a load
+  // has every second 16 bytes, so L1 keeps lines for the other one; else it does for many pieces, as the op does.
+  template <bool kFew, int kParts>
+  static __device__ __forceinline__ void load(Params const& p, uint32_t piece, uint4 (&gates)[kParts], uint4 (&ups)[kParts]) {
+    constexpr bool kStream = kFew && kBlock != 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) chunks[i] = quant::load_stream(product + min(2 * piece + 32 * i + lane(), 2 * p.pieces - 1));
+    for (int i = 0; i < kParts; ++i) {
+      uint32_t const own = min(piece + i * kLanes<kParts>, p.pieces - 1), at = own + own / kPiecesOfBlock * kPiecesOfBlock;
+      uint4 const* const gate = static_cast<uint4 const*>(p.product) + at;
+      gates[i] = kStream ? quant::load_stream(gate) : quant::load_reused(gate);
+      ups[i] = kStream ? quant::load_stream(gate + kPiecesOfBlock) : quant::load_reused(gate + kPiecesOfBlock);
+    }
   }
 
-  static __device__ uint4 shuffle_xor(uint4 const& x, int lanes) {
-    return make_uint4(__shfl_xor_sync(~0u, x.x, lanes), __shfl_xor_sync(~0u, x.y, lanes), __shfl_xor_sync(~0u, x.z, lanes),
-                      __shfl_xor_sync(~0u, x.w, lanes));
-  }
-
-  // By value: a choice between two places would put both into memory.
-  static __device__ uint4 either(bool is_first, uint4 x, uint4 y) {
-    return make_uint4(is_first ? x.x : y.x, is_first ? x.y : y.y, is_first ? x.z : y.z, is_first ? x.w : y.w);
-  }
-
-  // A piece of each lane; without blocks even lanes have those of the first 16 and odd ones of the others. All lanes come here, those
-  // behind the last row without an effect; groups and pairs of pieces lie within a row. Without blocks a pair has 32 columns, 16 results:
-  // an even piece the first two of each four, the next piece the last two.
-  template <class Activation>
-  static __device__ __forceinline__ void activate(Params const& p, uint32_t first, uint4 const (&chunks)[2]) {
+  // All lanes come here, those behind the last row without an effect; groups and pairs of pieces lie within a row. Without blocks a pair
+  // has 32 columns, 16 results: an even piece the first two of each four, the next piece, of the next lane, the last two.
+  template <class Activation, int kParts>
+  static __device__ __forceinline__ void activate(Params const& p, uint32_t piece, uint4 const (&gates)[kParts], uint4 const (&of_ups)[kParts]) {
     auto const& x = p.x;
-    bool const is_later = lane() % 2, is_odd = lane() / 2 % 2;
-    uint32_t const piece = first + (kBlock != 0 ? lane() : lane() % 2 * 16 + lane() / 2);
+    bool const is_odd = threadIdx.x % 2;
     uint32_t const row = static_cast<uint32_t>(uint64_t{piece} * p.multiplier >> p.shift), at = piece - row * p.pieces_of_row;
     bool const is_wanted = piece < p.pieces && has_expert(x, static_cast<int>(p.first_row + row));
-    float values[kPiece], ups[kPiece];
-    if constexpr (kBlock != 0) {
-      unpack(chunks[0], values), unpack(chunks[1], ups);
-    } else {
-      uint4 const others = shuffle_xor(either(is_later, chunks[0], chunks[1]), 1);
-      unpack(either(is_later, others, chunks[0]), values), unpack(either(is_later, chunks[1], others), ups);
+    float values[kParts * kPiece];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float of_part[kPiece], ups[kPiece];
+      unpack(gates[part], of_part), unpack(of_ups[part], ups);
+      Activation::gate(x, of_part, ups);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) values[part * kPiece + i] = of_part[i];
     }
-    Activation::gate(x, values, ups);
     int64_t const to = int64_t{row} * x.ldd + int64_t{at} * kPiece;
     if constexpr (!kCoded) {
       uint32_t words[kPiece / 2];
@@ -173,7 +172,7 @@ struct ActivatePacked {
       }
       if (is_wanted) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(x.d) + to) = results;
     } else {
-      uint32_t words[kPiece / 4];
+      uint32_t words[kParts * kPiece / 4];
       if constexpr (kGroup == 0) {
         float const by = quant::reciprocal_of(__ldg(x.static_scale));
 #pragma unroll
@@ -183,25 +182,27 @@ struct ActivatePacked {
       } else {
         float largest = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) largest = fmaxf(largest, fabsf(values[i]));  // NaN does not count
-#pragma unroll
-        for (int lanes = kNextLane; lanes < kNextLane * kPiecesOfGroup; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-        quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(largest, INFINITY);
+        for (int i = 0; i < kParts * kPiece; ++i) largest = fmaxf(largest, fabsf(values[i]));  // NaN does not count
+        quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(quant::reduce_lanes<kLanes<kParts>>(largest, quant::Max{}), INFINITY);
         coding.encode(values, words);
         if (is_wanted && at % kPiecesOfGroup == 0) x.out_scales[row * x.out_scale_stride_m + at / kPiecesOfGroup * x.out_scale_stride_g] = coding.scale;
       }
-      uint2 codes = make_uint2(words[0], words[1]);
-      if constexpr (kBlock == 0) {
-        uint32_t const found = other(is_odd ? words[0] : words[1]);
-        uint32_t const even = is_odd ? found : words[0], odd = is_odd ? words[1] : found;
-        codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        uint32_t const first_word = words[2 * part], second = words[2 * part + 1];
+        uint2 codes = make_uint2(first_word, second);
+        if constexpr (kBlock == 0) {
+          uint32_t const found = other(is_odd ? first_word : second);
+          uint32_t const even = is_odd ? found : first_word, odd = is_odd ? second : found;
+          codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+        }
+        if (is_wanted) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to + part * kLanes<kParts> * kPiece) = codes;
       }
-      if (is_wanted) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to) = codes;
     }
   }
 
   // The word of the other piece of a pair.
-  static __device__ uint32_t other(uint32_t word) { return __shfl_xor_sync(~0u, word, 2); }
+  static __device__ uint32_t other(uint32_t word) { return __shfl_xor_sync(~0u, word, 1); }
 };
 
 template <class Variant, class Activated, class Activation, int kUnroll>
@@ -219,7 +220,7 @@ int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& h
 }
 
 // Host code: the second launch, or one for each 2^30 pieces. From as many pieces on as in the op that reads the same bytes
-// (quant/group_quant.cuh) a thread has two, of the activations that layers mostly have.
+// (quant/group_quant.cuh) a thread has two or four, of the activations that layers mostly have; SiLU's kernel has no other code for few.
 template <class Variant, bool kCoded, int kGroup, int kBlock>
 int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch const& how) {
   using Activated = ActivatePacked<kCoded, kGroup, kBlock>;
@@ -238,13 +239,14 @@ int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch
     params.product = static_cast<__nv_bfloat16 const*>(x.product) + row * x.call.n;
     params.x.d = static_cast<uint8_t*>(x.call.d) + row * x.call.ldd * Activated::kResultBytes;
     if (x.call.out_scales != nullptr) params.x.out_scales = x.call.out_scales + row * x.call.out_scale_stride_m;
-    int const often = pieces > how.sm_count * kSmall ? x.call.activation : -1;
-    bool const large = pieces > how.sm_count * kLarge;
-    int32_t const error = often == quant::kSiluGate     ? large ? launch_pieces<Variant, Activated, Silu, 4>(params, how)
-                                                                : launch_pieces<Variant, Activated, Silu, 2>(params, how)
-                          : often == quant::kSwigluGate ? large ? launch_pieces<Variant, Activated, Swiglu, 4>(params, how)
-                                                                : launch_pieces<Variant, Activated, Swiglu, 2>(params, how)
-                                                        : launch_pieces<Variant, Activated, AnyActivation, 1>(params, how);
+    bool const many = pieces > how.sm_count * kSmall, large = pieces > how.sm_count * kLarge;
+    int32_t const activation = x.call.activation;
+    int32_t const error = activation == quant::kSiluGate             ? large  ? launch_pieces<Variant, Activated, Silu, 4>(params, how)
+                                                                       : many ? launch_pieces<Variant, Activated, Silu, 2>(params, how)
+                                                                              : launch_pieces<Variant, Activated, Silu, 1>(params, how)
+                          : activation == quant::kSwigluGate && many ? large ? launch_pieces<Variant, Activated, Swiglu, 4>(params, how)
+                                                                             : launch_pieces<Variant, Activated, Swiglu, 2>(params, how)
+                                                                     : launch_pieces<Variant, Activated, AnyActivation, 1>(params, how);
     if (error != 0) return error;
   }
   return 0;

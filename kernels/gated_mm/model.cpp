@@ -9,24 +9,40 @@
 namespace gemmill::gated_mm {
 namespace {
 
-constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kPaddedRowNs = 40.0, kMemory = 4200.0;
-constexpr int64_t kStep = 128, kTall = 256, kSlices = 8, kStepsOfSlice = 4;
+constexpr double kBeginNs = 3000.0, kTileNs = 1200.0, kPaddedRowNs = 40.0, kMemory = 4800.0, kAlone = 0.7;
+constexpr int64_t kStep = 128, kTall = 256;
 
-constexpr double kActivationNs = 1300.0, kMoved = 2.5, kMoving = 3000.0, kAlone = 0.7, kJoiningNs = 2000.0;
-constexpr Facts kTilesOfPlain[] = {
+constexpr double kPlainBeginNs = 2200.0, kPlainMemory = 5100.0, kPlainHidden = 0.3;
+constexpr double kPlainProducts = 5100.0, kPlainLoaded = 115.0, kPlainStepNs = 70.0, kJoiningNs = 2300.0;
+constexpr int64_t kSlices = 8, kStepsOfSlice = 4;
+constexpr int64_t kPlainTiles[][2] = {{16, 64}, {16, 128}, {32, 64}, {32, 128}, {64, 64}, {64, 128}, {96, 64},
+                                      {96, 128}, {128, 64}, {128, 128}, {160, 128}, {192, 128}, {256, 128}};
+
+constexpr double kActivationNs = 1700.0, kMoved = 2.5, kMoving = 2200.0;
+constexpr Facts kTilesOfGrouped[] = {
     {16, 64, 1, 136000, 0, 0, 1}, {32, 128, 1, 273000, 0, 0, 1}, {64, 128, 1, 327000, 0, 0, 1}, {128, 128, 1, 437000, 1, 0, 1}, {128, 192, 1, 629000, 1, 0, 1}};
 
-double product_ns(Facts const& row, Call const& call, int64_t sm_count, int64_t most_slices = 1) {
+double plain_ns(int64_t rows, int64_t columns, Call const& call, int64_t sm_count) {
+  int64_t const n = call.sizes[kSizeN], k = call.sizes[kSizeK];
+  int64_t const tiles = ceil_div(call.sizes[kSizeM], rows) * ceil_div(n, columns), steps = ceil_div(k, kStep);
+  int64_t const slices = std::max<int64_t>(std::min({kSlices, sm_count / std::max<int64_t>(tiles, 1), steps / kStepsOfSlice}), 1);
+  int64_t const waves = ceil_div(tiles, sm_count);
+  double const products = static_cast<double>(rows * columns * kStep), loaded = static_cast<double>((rows + columns) * kStep);
+  double const step = std::max({products / kPlainProducts, loaded / kPlainLoaded, kPlainStepNs});
+  double const working = static_cast<double>(waves * ceil_div(steps, slices)) * step + (slices > 1 ? kJoiningNs : 0.0);
+  double const memory = static_cast<double>(n) * static_cast<double>(k) / kPlainMemory;
+  return kPlainBeginNs + std::max(working, memory) + kPlainHidden * std::min(working, memory);
+}
+
+double product_ns(Facts const& row, Call const& call, int64_t sm_count) {
   int64_t const m = call.sizes[kSizeM], n = call.sizes[kSizeN], k = call.sizes[kSizeK];
   int64_t const experts = call.sizes[kSizeExperts], active = std::max<int64_t>(std::min(m, experts), 1), rows = ceil_div(m, active);
   int64_t const most = experts ? rows + rows / 4 : rows;
-  int64_t const tiles = active * ceil_div(most, row.tile_m * row.cluster) * row.cluster * ceil_div(n, row.tile_n), steps = ceil_div(k, kStep);
-  int64_t const slices = std::max<int64_t>(std::min({most_slices, sm_count / std::max<int64_t>(tiles, 1), steps / kStepsOfSlice}), 1);
-  int64_t const ctas = tiles * slices, waves = ceil_div(ctas, sm_count * row.ctas_of_sm);
-  double tile =
-      static_cast<double>(ceil_div(steps, slices)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
-  if (2 * ctas < sm_count) tile *= std::max(kAlone, std::sqrt(static_cast<double>(ctas) / static_cast<double>(sm_count)));
-  double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs + (slices > 1 ? kJoiningNs : 0.0);
+  int64_t const tiles = active * ceil_div(most, row.tile_m * row.cluster) * row.cluster * ceil_div(n, row.tile_n);
+  int64_t const waves = ceil_div(tiles, sm_count * row.ctas_of_sm);
+  double tile = static_cast<double>(ceil_div(k, kStep)) * static_cast<double>(row.step_ps) / 1000.0 * static_cast<double>(row.ctas_of_sm);
+  if (2 * tiles < sm_count) tile *= std::max(kAlone, std::sqrt(static_cast<double>(tiles) / static_cast<double>(sm_count)));
+  double const working = static_cast<double>(waves) * tile + static_cast<double>(row.overlaps ? 1 : waves) * kTileNs;
   double memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) / kMemory;
   if (row.tile_n >= kTall && 2 * tiles >= sm_count) {
     memory /= std::sqrt(static_cast<double>(tiles) / static_cast<double>(ceil_div(tiles, sm_count) * sm_count));
@@ -41,9 +57,12 @@ double product_ns(Facts const& row, Call const& call, int64_t sm_count, int64_t 
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (!row.parts) return product_ns(row, call, sm_count);
-  int64_t const most_slices = call.sizes[kSizeExperts] ? 1 : kSlices;
   double product = std::numeric_limits<double>::infinity();
-  for (Facts const& of_tile : kTilesOfPlain) product = std::min(product, product_ns(of_tile, call, sm_count, most_slices));
+  if (call.sizes[kSizeExperts]) {
+    for (Facts const& of_tile : kTilesOfGrouped) product = std::min(product, product_ns(of_tile, call, sm_count));
+  } else {
+    for (auto const& tile : kPlainTiles) product = std::min(product, plain_ns(tile[0], tile[1], call, sm_count));
+  }
   return product + kActivationNs + kMoved * static_cast<double>(call.sizes[kSizeM]) * static_cast<double>(call.sizes[kSizeN]) / kMoving;
 }
 

@@ -83,6 +83,10 @@ struct StoredRows {
   __device__ static void finish(Args const&, int, int, int) {}
 };
 
+// Whether a group's warps multiply rows of their own (row_products.cuh).
+template <class Products>
+inline constexpr bool kByRows = false;
+
 // Groups of threads on different rows of weights, and groups that divide the columns of a stage, as in a PackedMm. `loaders` threads
 // load.
 template <class Products, class Output, int row_groups, int k_groups, int loaders, template <class> class Epilogue_ = StoredRows>
@@ -216,6 +220,8 @@ struct PackedGroupedMm {
     int const count = params.blocks / kBlocks;
     if constexpr (Products::kThreads == 32) {
       return Products::template consume<1, Products>(storage, told, ring, count, row_group, part * Products::kEach, 0);
+    } else if constexpr (kByRows<Products>) {
+      return Products::consume(storage, told, ring, count, row_group);
     } else {
       return multiply_by_warpgroup(storage, told, ring, count, row_group);
     }

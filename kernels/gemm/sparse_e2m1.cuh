@@ -72,29 +72,4 @@ __device__ void multiply_sparse(float (&d)[4], uint32_t const* a, uint32_t const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first[0]), "r"(first[1]), "r"(last[0]), "r"(last[1]), "r"(places), "n"(selector));
 }
 
-// A warp multiplies 64 sparse rows of weights by the few tokens of a tile. Products of different rows take turns, so that none waits for
-// the one before.
-template <class Part, int parts, int each, int tile_m, int stages, bool grouped>
-struct SparseWarpProducts : WarpProducts<Part, parts, each, tile_m, stages, grouped> {
-  using Dense = WarpProducts<Part, parts, each, tile_m, stages, grouped>;
-  static_assert(!grouped, "tokens of bf16 have no scales");
-
-  __device__ static void multiply_part(typename Dense::Sums& sums, uint32_t told, uint32_t weights, int half, typename Dense::Tokens const& tokens,
-                                       float const*, int, int lane) {
-    Part of_rows[4];
-    uint32_t operands[4][8];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) of_rows[i].load(weights, half, i * 32 + lane);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 4; ++i) of_rows[i].operands(told, operands[i]);
-    CUTLASS_PRAGMA_UNROLL
-    for (int e = 0; e < Dense::kEights; ++e) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) multiply_sparse<0>(sums.of[i][e], operands[i], tokens[e][0], tokens[e][1], of_rows[i].places);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) multiply_sparse<1>(sums.of[i][e], operands[i] + 4, tokens[e][2], tokens[e][3], of_rows[i].places);
-    }
-  }
-};
-
 }  // namespace gemmill::blockscaled

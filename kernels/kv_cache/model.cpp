@@ -7,20 +7,40 @@
 
 namespace gemmill::kv_cache {
 
+namespace {
+
+// Mirrored by gemmill.families.kv_cache.model, which says why.
+double by_length_ns(Facts const& row, int64_t tiles, int64_t stages, int64_t capacity, int64_t stage_ps, int64_t most) {
+  double best = 0.0;
+  for (int64_t slices = 1; slices <= std::max<int64_t>(most, 1); ++slices) {
+    double const block = static_cast<double>(ceil_div(stages, slices)) * static_cast<double>(stage_ps) + static_cast<double>(row.start_ps);
+    double const found = static_cast<double>(ceil_div(tiles * slices, capacity)) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps);
+    if (slices == 1 || found < best) best = found;
+  }
+  return best / 1000.0;
+}
+
+}  // namespace
+
 // Mirrored by gemmill.families.kv_cache.model, which says why.
 double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = facts_of(of);
   if (row.half_waves == 0) return 0.0;
   int64_t const kv_heads = std::max<int64_t>(call.sizes[kSizeKvHeads], 1), flat = call.sizes[kSizeRows] * (call.sizes[kSizeHeads] / kv_heads);
-  bool const is_wide = flat > row.most_narrow;
+  bool const has_many = flat > row.most_few;
   int64_t heads = 1;
   while (heads < row.heads && kv_heads % (2 * heads) == 0) heads *= 2;
-  int64_t const tiles = call.sizes[kSizeBatch] * (kv_heads / heads) * ceil_div(flat, is_wide ? row.wide_rows : row.narrow_rows);
-  int64_t const stages = ceil_div(call.sizes[kSizeLength], (is_wide ? row.wide_tokens : row.narrow_tokens) / heads);
+  int64_t const tiles = call.sizes[kSizeBatch] * (kv_heads / heads) * ceil_div(flat, has_many ? row.many_rows : row.few_rows);
+  int64_t const stages = ceil_div(call.sizes[kSizeLength], (has_many ? row.many_tokens : row.few_tokens) / heads);
   int64_t const capacity = sm_count * row.blocks_of_sm;
   int64_t slices = 0, blocks = 0, of_all = 0, of_run = 0;
-  if (row.sum_ps != 0 && row.slices > 1) {
-    int64_t const groups = is_wide ? row.wide_groups : row.narrow_groups;
+  if (row.sum_ps != 0 && row.slices <= 1) {
+    int64_t const batch = call.sizes[kSizeBatch], of_batch = std::max<int64_t>(batch, 1);
+    int64_t const parts = parts_of(batch, tiles / of_batch, stages, capacity, row.half_waves, row.slices);
+    return by_length_ns(row, tiles, stages, capacity, has_many ? row.many_ps : row.few_ps, parts / of_batch);
+  }
+  if (row.sum_ps != 0) {
+    int64_t const groups = has_many ? row.many_groups : row.few_groups;
     Deal const deal = deal_of(tiles, stages, capacity, row.half_waves, row.slices, groups);
     int64_t const of_slice = std::max(ceil_div(stages, deal.slices), deal.least);
     slices = std::max<int64_t>(ceil_div(stages, of_slice), 1), blocks = deal.blocks;
@@ -32,7 +52,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
     of_all = ceil_div(stages, slices);
   }
   int64_t const rounds = ceil_div(tiles * blocks, capacity);
-  double const block = static_cast<double>(of_all) * static_cast<double>(is_wide ? row.wide_ps : row.narrow_ps) + static_cast<double>(row.start_ps + of_run * row.sum_ps);
+  double const block = static_cast<double>(of_all) * static_cast<double>(has_many ? row.many_ps : row.few_ps) + static_cast<double>(row.start_ps + of_run * row.sum_ps);
   return (static_cast<double>(rounds) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps)) / 1000.0;
 }
 

@@ -7,8 +7,8 @@ namespace gemmill::kv_cache {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t half_waves, most_narrow, narrow_rows, wide_rows, narrow_tokens, wide_tokens, heads, blocks_of_sm;
-  int64_t narrow_ps, wide_ps, start_ps, slice_ps, slices, sum_ps, narrow_groups, wide_groups;
+  int64_t half_waves, most_few, few_rows, many_rows, few_tokens, many_tokens, heads, blocks_of_sm;
+  int64_t few_ps, many_ps, start_ps, slice_ps, slices, sum_ps, few_groups, many_groups;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

@@ -1,5 +1,5 @@
-// Host code: of how many slices the tokens of a sequence are, and how many blocks share them. Both are settings of a variant's launch,
-// which is chosen as any variant is (model.cpp, tuned tables).
+// Host code: of how many slices the tokens of a sequence are, a setting of a variant's launch, which is chosen as any variant is (model.cpp,
+// tuned tables); and how many blocks share them, as the model sees it.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,15 @@ inline int64_t slices_of(int64_t tiles, int64_t stages, int64_t blocks, int64_t 
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(stages, 1));
 }
 
+// The most parts of all of `batch` sequences where the device deals tokens out by lengths (length_deal.cuh): a wave of them, as many as fill
+// the half waves with `blocks_of_part` blocks each. Where sequences are more than half as many, each has one and a wave's others come to
+// them. None has more parts than stages, or than `fixed` slices where that is not 0. Mirrored by gemmill.families.kv_cache.model.
+inline int64_t parts_of(int64_t batch, int64_t blocks_of_part, int64_t stages, int64_t capacity, int64_t half_waves, int64_t fixed) {
+  int64_t const wave = std::max<int64_t>(half_waves * capacity / (2 * std::max<int64_t>(blocks_of_part, 1)), 1);
+  int64_t const most = fixed > 0 ? std::min(stages, fixed) : stages;
+  return std::min(2 * batch <= wave ? wave : batch + wave - 1, batch * std::max<int64_t>(most, 1));
+}
+
 // Slices of a tile, the blocks that share them in runs, and the fewest stages of a slice. Slices and `least` decide the order of a
 // sequence's sums, so they follow from a variant alone where it fixes them. The number of blocks decides nothing but time.
 struct Deal {
@@ -22,7 +31,7 @@ struct Deal {
 };
 
 constexpr int64_t kLeastStages = 8;                   // of a fixed slice: each one costs its group a sum of all its warps
-constexpr int64_t kStartStages = 12, kSumStages = 1;  // in which a block starts and ends, and a group sums a slice
+constexpr int64_t kStartStages = 12, kSumStages = 2;  // in which a block starts and ends, and a group sums a slice
 
 // The longest run of a group, and how many groups of a block are at work: they share it evenly, and as many as half of them keep it busy.
 // Stages of a block pass in a `groups`-th of a group's time.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gemmill
 from gemmill.nn import Block, InTurns, QuantLinear, calls, quantize_module
 from gemmill.nn.recipes import RECIPES
 from gemmill.quantize import WEIGHT_FORMATS, quantize_weight
@@ -53,6 +54,18 @@ def test_a_layer_computes_what_it_computes_on_a_cpu(
     found = computed(layer.to(device), x.to(device)).float().cpu()
     # Sums are added in another order and rounded to bf16 once: 2^-8 of each value at most, and half of that on average.
     assert (found - wanted).norm() <= 2**-8 * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.needs_cuda
+def test_weights_unpacked_for_many_rows_give_the_packed_result(dtype: torch.dtype, device: torch.device) -> None:
+    layer = made("nvfp4", "e4m3").to(device).to(dtype)
+    x = drawn(calls.UNPACKED_FROM, K).to(device, dtype)
+    found, few = computed(layer, x), computed(layer, x[:-1])
+    # The operands are the same, so sums differ by their order, and results by a rounding to x's dtype.
+    assert (found[:-1].float() - few.float()).norm() <= 2**-8 * few.float().norm()
+    with gemmill.batch_invariant():
+        assert torch.equal(computed(layer, x)[:-1], computed(layer, x[:-1]))
 
 
 @every_recipe

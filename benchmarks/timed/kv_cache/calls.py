@@ -50,6 +50,7 @@ KINDS = (
     *(f"attend {name}" for name in PRESETS),
     "attend k_turboquant_prod3_v_turboquant_mse2",
     "attend k_eden4_v_eden4",
+    "attend k_e4m3_v_e4m3",
     "prefill k_eden4_v_eden4",
     "prefill 4 bits",
     "chunk 4 bits",

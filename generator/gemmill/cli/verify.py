@@ -67,6 +67,8 @@ def verify(
 
         gemmill verify --batch-invariant --pairs 100 --json
 
+        gemmill verify --batch-invariant --filter rotary=e4m3 --seconds 20
+
         gemmill verify --report my_gpu.json
     """
     import torch
@@ -85,8 +87,8 @@ def verify(
             "verify runs kernels and torch finds no GPU: `gemmill verify --quick` runs each op's CPU reference"
         )
     if batches:
-        o.refuse_beside("--batch-invariant", "it draws calls of its own", quick=quick or None, filter=filters)
-        _verify_batches(pairs, seconds, seed, tuple(families or ()), build, as_json)
+        o.refuse_beside("--batch-invariant", "it draws calls of its own", quick=quick or None)
+        _verify_batches(pairs, seconds, seed, tuple(families or ()), tuple(filters or ()), build, as_json)
         return
     _verify_variants(build, filters, quick=quick, as_json=as_json)
 
@@ -119,7 +121,13 @@ def _verify_variants(build: str | None, filters: list[str] | None, *, quick: boo
 
 
 def _verify_batches(
-    pairs: int | None, seconds: float | None, seed: int, families: tuple[str, ...], build: str | None, as_json: bool
+    pairs: int | None,
+    seconds: float | None,
+    seed: int,
+    families: tuple[str, ...],
+    filters: tuple[str, ...],
+    build: str | None,
+    as_json: bool,
 ) -> None:
     import torch
 
@@ -140,7 +148,11 @@ def _verify_batches(
     limits = Limits(pairs=most, seconds=seconds, **(ON_GPU if has_gpu else ON_CPU))
     try:
         campaign = Campaign(
-            limits, seed=seed, families=families, tell=lambda text: typer.echo(f"gemmill: {text}", err=True)
+            limits,
+            seed=seed,
+            families=families,
+            filters=filters,
+            tell=lambda text: typer.echo(f"gemmill: {text}", err=True),
         )
         found = campaign.run()
     except ValueError as error:

@@ -149,13 +149,9 @@ class Tuning:
     """The power of the model's ratio that one slice of K costs against the best number of slices. Chosen by hand, not a fit: least
     squares of the logarithms give 0.15. Up to 128 rows the model says 1.030 in the mean and 1.77 at worst, measured were 1.005 and
     1.14 (207 shapes of tune-h200-2026-11-21 of which several orders were timed, 199 of e4m3 and 8 of bf16, H200). For bf16 and
-    other GEMMs it is an assumption; 1.0 takes the model at its word."""
-    one_slice_most: int | None = None
-    """The largest bucketed size at which that power holds: beyond it the model is taken at its word; None: at each."""
+    other GEMMs it is an assumption; 1.0 takes the model at its word, as scaled GEMMs do (docs/notes/tables.md)."""
     model_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """Estimated nanoseconds of a call, on a device of so many multiprocessors."""
-    order_ns: Callable[[Row, ShapedCall, int], float] | None = None
-    """The estimate by which orders of slices are compared, since `one_slice` and orders' figures belong to it; None: `model_ns`."""
     least_ns: Callable[[Row, ShapedCall, int], float] = lambda row, call, sm_count: 0.0
     """A number that `model_ns` is not below and that takes less time: a choice computes no more of a row that cannot win."""
     wastes: Callable[[Row, Sequence[int], Sequence[int]], bool] = lambda row, measured, sizes: False

@@ -18,6 +18,7 @@ then zeros to a multiple of 16 bytes.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ LISTED = 0x80
 """The bit of mxfp4's scales by which operands may be subnormal."""
 LEAST_SHIFT, MOST_SHIFT, LEAST_NORMAL_SHIFT = -8, 6, -5
 NVFP4_BIAS = 22
+E4M3_DTYPE = torch.float8_e4m3fn
+_SIGNS = -0x7F7F7F80
+"""The sign bits of four bytes, as an int32."""
 ONE = {MXFP4: -8 * LEAST_SHIFT, NVFP4: 8 * NVFP4_BIAS}
 """The byte of a scale of 1."""
 
@@ -73,6 +77,41 @@ class FoldedBlocks:
                 operand = decode(encode(operand.float(), E4M3), E4M3, torch.float64)
             values[rows] = operand[: self.n - rows.start, : self.k]
         return values
+
+
+def rounded_rows(blocks: Tensor) -> Tensor:
+    """The operands of nvfp4's blocks, float8_e4m3fn [N, K] in rows, both as padded: code * scale rounded as the kernel rounds it.
+
+    blocks: uint8 [N / 64, K / 128, 4608]. It takes the time of some passes over the weights, and memory for a part of them.
+    """
+    tiles, columns = blocks.shape[:2]
+    # tile, warp, half of 16 rows, row; block, half, step, half of 32 columns, quad: four operands in a word
+    words = torch.empty(tiles, 4, 2, 8, columns, 2, 2, 2, 4, dtype=torch.int32, device=blocks.device)
+    table, shifts = _pairs(blocks.device)
+    for part in chunks(tiles, SIDE * BLOCK_COLUMNS * columns):
+        count = part.stop - part.start
+        codes = blocks[part, :, :CODE_BYTES].reshape(count, columns, 2, 4, 8, 4, 2, 2, 4)
+        scales = blocks[part, :, CODE_BYTES:].reshape(count, columns, 4, 8, 2, 2, 2, 2)
+        # in the order of codes: block, half, warp, row, [quad], step, half of 16 rows, half of 32 columns
+        scales = scales.permute(0, 1, 5, 2, 3, 6, 4, 7).contiguous().int() << 7
+        scales = scales[:, :, :, :, :, None, ..., None]
+        index = (codes & 0x77).unflatten(-1, (2, 2)) + scales
+        magnitudes = table.index_select(0, index.flatten()).view(torch.int32).view(index.shape[:-1])
+        signs = codes.view(torch.int32) << shifts & _SIGNS
+        torch.bitwise_or(magnitudes, signs, out=words[part].permute(0, 4, 5, 1, 3, 8, 6, 2, 7))
+    return words.view(E4M3_DTYPE).view(tiles * SIDE, columns * BLOCK_COLUMNS)
+
+
+@cache
+def _pairs(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two operands' magnitudes as an int16, by 128 * byte of the scale + byte of two magnitudes of codes; and the shifts that
+    bring the signs of a word's first and last four codes to the sign bits of a word of operands."""
+    codes = decode(torch.arange(8, dtype=torch.uint8), E2M1)
+    scales = _scale_values(torch.arange(256), NVFP4).float()
+    operands = encode(scales[:, None] * codes, E4M3).short()
+    pairs = torch.zeros(256, 8, 16, dtype=torch.int16)
+    pairs[:, :, :8] = operands[:, None, :] | operands[:, :, None] << 8
+    return pairs.flatten().to(device), torch.tensor([0, 4], dtype=torch.int32, device=device)
 
 
 def _scale_values(bytes_: Tensor, format: Format) -> Tensor:

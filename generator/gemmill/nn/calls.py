@@ -7,14 +7,17 @@ name. A bias is [N], of x's dtype.
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gemmill.formats.layout import TILE_ROWS, TILE_SCALES
+from gemmill.formats.folded_blocks import rounded_rows
+from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, TILE_ROWS, TILE_SCALES
 from gemmill.quantize.weights import BLOCKS
-from gemmill.runtime.ops import overload
+from gemmill.runtime.holding import holds_here
+from gemmill.runtime.ops import active, overload, supports
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, MXFP8
 
@@ -26,6 +29,9 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensors, Tensor | None], Tensor]
 E4M3, F32 = torch.float8_e4m3fn, torch.float32
 _E4M3_MAX = 448.0
 _EPS = 1e-10
+UNPACKED_FROM = 16384
+"""The rows from which nvfp4 weights of an e4m3 product are unpacked for each call. Derived for an H200: packed weights cost 6.1 ms
+more for 246 million weights and 32,760 rows (a block of docs/layers.md), so that unpacking may take half of that here."""
 _MOST_KEPT = 1 << 20
 """The most elements of inputs whose codes and scales a layer keeps."""
 _MOST_PAIRS = 64
@@ -199,17 +205,43 @@ def weights_of(format: str) -> Run:
     return run
 
 
-def by_fp8(op: str) -> Run:
-    """The function that multiplies x in e4m3 per token by folded weights."""
+def by_fp8(op: str, unpacked_from: int | None = None) -> Run:
+    """The function that multiplies x in e4m3 per token by folded weights.
+
+    unpacked_from: the rows from which a call puts nvfp4 weights into e4m3 rows first, and takes the kernels of e4m3 weights. They
+    multiply the same operands, and the scales of a sum in another order.
+    """
     multiply = overload(op)
 
     def run(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:
         codes, x_scales = _in_fp8(x)
         out = x.new_empty((x.shape[0], scales.shape[0]))
-        multiply(out, codes, weight, scales, x_scales, bias)
+        if unpacked_from is not None and x.shape[0] >= unpacked_from and _unpacks(x, weight, scales):
+            _SCALED_MM(out, codes, rounded_rows(weight).t(), x_scales, scales, bias)
+        else:
+            multiply(out, codes, weight, scales, x_scales, bias)
         return out
 
     return run
+
+
+def _unpacks(x: Tensor, weight: Tensor, scales: Tensor) -> bool:
+    """Whether a call with many rows may unpack its weights.
+
+    Not under batch invariance, whose calls keep to one op; not in a captured or compiled call, where few rows may have come
+    before; not weights with padding; and not where the build has no kernel of the dense op.
+    """
+    is_whole = (scales.shape[0], x.shape[1]) == (weight.shape[0] * SIDE, weight.shape[1] * BLOCK_COLUMNS)
+    if not is_whole or torch.compiler.is_compiling() or holds_here():
+        return False
+    return not x.is_cuda or (
+        not torch.cuda.is_current_stream_capturing() and _is_dense_built(active().build_id, x.dtype)
+    )
+
+
+@cache
+def _is_dense_built(build_id: str, out_dtype: torch.dtype) -> bool:
+    return supports("cutlass_scaled_mm", dtype=E4M3, out_dtype=out_dtype, group_size=0)
 
 
 def nvfp4(x: Tensor, weight: Tensor, scales: Tensor, given: Tensors, bias: Tensor | None) -> Tensor:

@@ -121,7 +121,9 @@ RECIPES = {
     ("block32", "e4m3"): Recipe(pack=_whole_groups, run=calls.block32, operands=calls.both_transposed),
     ("group128", "e4m3"): Recipe(pack=_whole_groups, run=calls.group128, operands=calls.both_transposed),
     ("nvfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("nvfp4"), inputs=(torch.bfloat16,)),
-    ("nvfp4", "e4m3"): Recipe(pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded")),
+    ("nvfp4", "e4m3"): Recipe(
+        pack=_folded("nvfp4_fp8_mm_rounded"), run=calls.by_fp8("nvfp4_fp8_mm_rounded", calls.UNPACKED_FROM)
+    ),
     ("nvfp4", "nvfp4"): Recipe(pack=_swizzled, run=calls.nvfp4, calibrated=True),
     ("mxfp4", "bf16"): Recipe(pack=_blocks, run=calls.weights_of("mxfp4"), inputs=(torch.bfloat16,)),
     ("mxfp4", "e4m3"): Recipe(pack=_folded("mxfp4_fp8_mm"), run=calls.by_fp8("mxfp4_fp8_mm")),

@@ -24,7 +24,9 @@ from gemmill.runtime import ops
 from gemmill.runtime.holding import batch_invariant
 from gemmill.runtime.invariance import order_of
 from gemmill.runtime.schemas import NAMESPACE
-from gemmill.space.selections import select
+from gemmill.space.filters import apply
+from gemmill.space.selections import Selection, select
+from gemmill.vocab import Arch
 
 POOL = 509
 """Rows of a subject: a prime that is no other size of a call, so that it identifies the dimension of rows."""
@@ -165,8 +167,17 @@ class Subject:
 class Campaign:
     """A run over the variants of a build, or on the CPU over those of the default selection, whose ops the reference answers."""
 
-    def __init__(self, limits: Limits, *, seed: int, families: Sequence[str] = (), tell: Callable[[str], None]) -> None:
-        self._limits, self._rng, self._tell = limits, random.Random(seed), tell  # noqa: S311
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        seed: int,
+        families: Sequence[str] = (),
+        filters: Sequence[str] = (),
+        tell: Callable[[str], None],
+    ) -> None:
+        """Random calls are of variants of `families` that fit all `filters`, as `gemmill list` takes them; of none: for all."""
+        self._limits, self._rng, self._tell, self._filters = limits, random.Random(seed), tell, filters  # noqa: S311
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._build = ops.active() if self._device == "cuda" else None
         self._families = families
@@ -211,18 +222,31 @@ class Campaign:
     def _entries(self) -> Iterator[KernelEntry]:
         """One variant of each family in turns, for ever: its config decides which call to make."""
         by_family: dict[str, list[Any]] = {}
-        for entry in self._known():
+        for entry in self._wanted():
             if order_of(entry) is not None and (not self._families or entry.family in self._families):
                 by_family.setdefault(entry.family, []).append(entry)
         if not by_family:
+            fitting = f", that fits {' and '.join(map(repr, self._filters))}" if self._filters else ""
             raise ValueError(
-                f"no variant with an order of K to compare, of the families {', '.join(self._families) or 'of the build'}"
+                f"no variant with an order of K to compare, of the families {', '.join(self._families) or 'of the build'}{fitting}"
             )
         while by_family:
             for name, entries in list(by_family.items()):
                 yield self._rng.choice(entries)
                 if self._fruitless[name] >= FRUITLESS and not self._pairs[name]:
                     del by_family[name]  # of its ops none has a dimension of rows alone
+
+    def _wanted(self) -> Sequence[KernelEntry]:
+        """Raises FilterError."""
+        known = self._known()
+        everything = Selection(
+            name="default" if self._build is None else self._build.manifest.selection,
+            arch=Arch.SM90A if self._build is None else Arch(self._build.manifest.arch),
+            configs=tuple(entry.config for entry in known),
+            rejections=(),
+        )
+        kept = set(apply(everything, self._filters).configs)
+        return [entry for entry in known if entry.config in kept]
 
     def _known(self) -> Sequence[KernelEntry]:
         if self._build is not None:
@@ -300,7 +324,7 @@ def _case(config: Any, rng: random.Random, limits: Limits) -> Any:
     def size(multiple: int) -> int:
         return multiple * max(1, int((most // multiple + 1) ** rng.random()))
 
-    n, k = size(128), size(256)
+    n, k = size(256), size(256)  # half of N, a gated GEMM's results, has whole groups of 128
     case: Any = cases_of(config).sized(config, {"m": POOL, "n": n, "k": k, "hidden": k, "sequences": POOL})
     if not hasattr(case, "spec"):
         return replace(case, residual=rng.random() < 0.5) if hasattr(case, "residual") else case

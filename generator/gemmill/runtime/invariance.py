@@ -187,10 +187,10 @@ class Invariance:
         for i in self._of_class(call):
             row, order = self._table.rows[i], self.order(i, call)
             of_order[self._table.entries[i].name] = order
-            if rejection(row, call) is None:
-                ns = (tuning.order_ns or model_ns)(row, call, self._sm_count)
-                fastest[order] = min(fastest.get(order, math.inf), ns)
-        least, one_slice = min(fastest.values(), default=1.0), _power(call)
+            known = fastest.get(order, math.inf)
+            if rejection(row, call) is None and tuning.least_ns(row, call, self._sm_count) < known:
+                fastest[order] = min(known, model_ns(row, call, self._sm_count))
+        least, one_slice = min(fastest.values(), default=1.0), tuning.one_slice
         ratios = {
             # Models that know nothing of a class say 0 of all its variants.
             order: (ns / least) ** (one_slice if order is not None and order.slices == 1 else 1.0) if least else 1.0
@@ -279,14 +279,6 @@ def _summed(call: ShapedCall) -> int:
     """Elements that a call sums, where its family's slices follow from them; else 0."""
     tuning = REGISTRY.choices[call.family]
     return tuning.named(call.sizes)[tuning.summed] if tuning.summed else 0
-
-
-def _power(call: ShapedCall) -> float:
-    """The power of the model's ratio that one slice of K costs."""
-    tuning = REGISTRY.choices[call.family]
-    most = tuning.one_slice_most
-    is_beyond = most is not None and tuning.named(call.sizes)[tuning.bucketed] > most
-    return 1.0 if is_beyond else tuning.one_slice
 
 
 def _over(tuning: Tuning) -> str:

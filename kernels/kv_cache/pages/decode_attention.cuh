@@ -251,15 +251,27 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
 
 // States of slices without stages, whose sums nobody reads: a block leaves its share of them.
 template <class Params>
-__device__ __forceinline__ void leave_empty_slices(Params const& params, Place const& at, Run const& run, int rows) {
-  int64_t const first = TileSums(params, blockIdx.x, rows).first;
-  for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
+__device__ __forceinline__ void leave_empty_slices(Params const& params, DealtPart const& dealt, Run const& run, int rows) {
+  int64_t const first = TileSums(params, dealt.batch, rows).first;
+  for (int slice = run.filled + dealt.part; slice < params.slices; slice += dealt.parts) {
     if (threadIdx.x < rows) params.partial.max_sum[(first + slice) * rows + threadIdx.x] = make_float2(kNothing, 0.0f);
   }
 }
 
-// Grid: batch, KV heads, tiles of rows and blocks of a tile in one number, blocks first. A block has one slice, or with `kByGroup` each of
-// its groups a run of them.
+// The part that the lengths deal out to a block.
+template <class Shape, bool kByGroup, class Params>
+__device__ __forceinline__ DealtPart part_of_block(Params const& params, uint2* tried) {
+  constexpr int kWarps = Shape::kThreads / 32;
+  constexpr float kStart = static_cast<float>(Shape::kStartStages);
+  auto const stages_of = [&](int i) { return static_cast<float>(Place::stages_of(params.args, Place::length_of(params.args, i))); };
+  int const batch = static_cast<int>(params.args.batch);
+  if constexpr (!kByGroup) return deal_by_length<kWarps>(params.by_length, FreeParts{kStart}, batch, stages_of, tried);
+  FixedParts const kind{kStart, static_cast<float>(params.slices), static_cast<float>(kLeastStages), static_cast<float>(Shape::kGroups), static_cast<float>(kSumStages)};
+  return deal_by_length<kWarps>(params.by_length, kind, batch, stages_of, tried);
+}
+
+// Grid: parts of all sequences, KV heads and tiles of rows in one number, tiles first. A block's part is a slice, or with `kByGroup` a run of
+// slices of each of its groups.
 template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_slice(__grid_constant__ DecodeParams<Shape::kHeadDim, Shape::kValueDim> const params) {
@@ -269,26 +281,32 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared_address(shared) != kReserved) __trap();  // the table would not begin where its addresses say
     for (int i = 0; i < Shape::kStages; ++i) initialise(&full[i], 1), initialise(&empty[i], Shape::kGroupWarps);
-    if constexpr (kByGroup) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, blockIdx.x, Shape::kRows);
     publish_barriers();
   }
   __syncthreads();
   int const warp = threadIdx.x / 32;
   bool const produces = warp >= Shape::kConsumerWarps;
-  if (!produces) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  // Beyond a round a block may have nothing to do: then it ends before it makes a table.
+  bool const is_late = blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
+  if (!produces && !is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
   wait_for_predecessor();
 
-  Place const at(params, Shape::kRows);
+  constexpr int kTakers = kByGroup ? Shape::kGroups : 1;
+  DealtPart const dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kEnd));
+  if (!dealt.exists) return;
+  if (!produces && is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  if (kByGroup && threadIdx.x == 0) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, dealt.batch, Shape::kRows);
+  Place const at(params, Shape::kRows, dealt);
   Running<Shape> running;
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
-  Run const run = kByGroup ? at.run<Shape::kGroups>(params, group) : at.run<1>(params, 0);
+  Run const run = at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? static_cast<int>(kLeastStages) : 1, kByGroup ? group : 0);
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
     if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
-  if constexpr (kByGroup) leave_empty_slices(params, at, run, Shape::kRows);
+  if constexpr (kByGroup) leave_empty_slices(params, dealt, run, Shape::kRows);
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   if constexpr (kByGroup) {
@@ -298,11 +316,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     float2* const states = reinterpret_cast<float2*>(shared);
     float* const sums = reinterpret_cast<float*>(shared + Shape::kStateBytes);
     sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);  // every copy has landed and been read: the memory is free
-    TileSums const tile(params, fresh(blockIdx.x), Shape::kRows);
-    leave_sums<Shape, Shape::kRows>(running, warp, 0, tile.rows, sums, states);
+    int const rows = rows_of_tile(params, fresh(blockIdx.x) % static_cast<uint32_t>(params.tiles), Shape::kRows);
+    leave_sums<Shape, Shape::kRows>(running, warp, 0, rows, sums, states);
     sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
     int64_t const to = static_cast<int64_t>(fresh(blockIdx.x)) * Shape::kRows;
-    join_sums<Shape, Shape::kConsumerWarps, Shape::kRows>(params.partial, threadIdx.x, to, 0, tile.rows, sums, states);
+    join_sums<Shape, Shape::kConsumerWarps, Shape::kRows>(params.partial, threadIdx.x, to, 0, rows, sums, states);
   }
 }
 
@@ -312,15 +330,27 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
-  Deal deal;
+  int64_t slices;                 // of a tile
+  int64_t blocks_of_part, parts;  // of all sequences, at most, where lengths deal tokens out
+  bool is_fixed;                  // each tile has `slices` then; else each part is one
 
-  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows, int groups = 1) {
+  DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows) {
     int64_t const group = args.kv_heads == 0 ? 0 : args.heads / args.kv_heads;
     tiles = (args.rows * group + tile_rows - 1) / tile_rows;
     all_tiles = args.batch * args.kv_heads * tiles;
     int64_t stages = (args.table_pages * args.page_size + kStageTokens - 1) / kStageTokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * kStageTokens) / kStageTokens + 2);
-    deal = all_tiles == 0 ? Deal{1, 1, 1} : deal_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices, groups);
+    slices = slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
+    blocks_of_part = args.kv_heads * tiles, is_fixed = args.slices > 1;
+    parts = parts_of(args.batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
+  }
+  int64_t blocks() const { return parts * blocks_of_part; }
+  // Sums of slices, each of a tile's rows.
+  int64_t sums() const { return is_fixed ? all_tiles * slices : blocks(); }
+  // Of sums, and behind them where each sequence has its slices.
+  template <int kValueDim>
+  int64_t workspace(int tile_rows, int64_t batch) const {
+    return Partial<kValueDim>::bytes(sums() * tile_rows) + (is_fixed ? 0 : batch * static_cast<int64_t>(sizeof(int2)));
   }
 };
 
@@ -334,23 +364,25 @@ int tile_rows_of(gemmill_kv_attention_args const& args) {
 template <int kHeadDim, int kValueDim = kHeadDim>
 int64_t decode_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
   int const tile_rows = tile_rows_of<kHeadDim>(args);
-  DecodePlan const plan(args, how, tile_rows);
-  return Partial<kValueDim>::bytes(plan.all_tiles * plan.deal.slices * tile_rows);
+  return DecodePlan(args, how, tile_rows).workspace<kValueDim>(tile_rows, args.batch);
 }
 
 template <class Variant, class Element, class Shape>
 int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch const& how, Centroids const& centroids) {
   constexpr int kHeadDim = Shape::kHeadDim, kValueDim = Shape::kValueDim, kSharedBytes = Shape::kSharedBytes;
-  DecodePlan const plan(args, how, Shape::kRows, Shape::kGroups);
+  DecodePlan const plan(args, how, Shape::kRows);
   if (plan.all_tiles == 0) return 0;
-  auto const partial = Partial<kValueDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * Shape::kRows);
+  int64_t const sums = plan.sums() * Shape::kRows;
+  auto const partial = Partial<kValueDim>::at(how.workspace, sums);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
-  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices);
-  int const tiles = static_cast<int>(plan.tiles), blocks = static_cast<int>(plan.deal.blocks), least = static_cast<int>(plan.deal.least);
-  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, blocks, least, group, args.scale * kLog2E, 0.0f};
+  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
+  int const tiles = static_cast<int>(plan.tiles);
+  LengthDeal const by_length{plan.is_fixed ? nullptr : reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.parts),
+                             static_cast<int>(plan.blocks_of_part), how.sm_count};
+  DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f, by_length};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   void* to_attend[] = {&params};
-  LaunchShape const attends{dim3(static_cast<unsigned>(plan.all_tiles * plan.deal.blocks)), dim3(Shape::kThreads), dim3(1), kSharedBytes};
+  LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks())), dim3(Shape::kThreads), dim3(1), kSharedBytes};
   auto const launch = [&]<bool kByGroup>() -> int32_t {
     constexpr auto attend = attend_slice<Variant, Element, Shape, kByGroup>;
     if (cudaError_t error = allow_shared_memory<attend>(how.device, kSharedBytes); error != cudaSuccess) return error;
@@ -362,11 +394,13 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   std::copy_n(signs.words, kValueDim / 32, value_signs.words);
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                        args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kValueDim> combining{result, partial, tiles, slices, Shape::kRows, group};
+  int64_t const most = plan.is_fixed ? slices : plan.parts - args.batch + 1;  // of a sequence
+  int const own_slices = plan.is_fixed ? slices : static_cast<int>(plan.parts);  // of one sequence alone
+  CombineParams<kValueDim> combining{result, partial, tiles, own_slices, Shape::kRows, group, by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.
-  if (args.slices >= kManySlices || (kValueDim > 256 && slices > kManyThreads / 32)) {
+  if (args.slices >= kManySlices || (kValueDim > 256 && most > kManyThreads / 32)) {
     LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kValueDim + 2) * 4};
     return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
   }

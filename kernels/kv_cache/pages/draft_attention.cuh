@@ -16,8 +16,7 @@ struct DraftShape : DecodeShapeOfWarps<kHeadDim, kKeyBits, kValueBits, 2, kDraft
 // Host code.
 template <int kHeadDim>
 int64_t draft_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
-  DecodePlan const plan(args, how, 2 * kRowsOfTile);
-  return Partial<kHeadDim>::bytes(plan.all_tiles * plan.deal.slices * 2 * kRowsOfTile);
+  return DecodePlan(args, how, 2 * kRowsOfTile).workspace<kHeadDim>(2 * kRowsOfTile, args.batch);
 }
 
 template <class Variant, class Element, int kHeadDim, int kKeyBits, int kValueBits>

@@ -369,18 +369,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_rows(__grid_constan
 
 // Host code: launches. The parts of one:
 struct PrefillPlan : DecodePlan {
-  // Each slice has a block: its warps keep no sums of slices before.
-  PrefillPlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int rows) : DecodePlan(args, how, rows) {
-    deal = Deal{deal.slices, deal.slices, 1};
-  }
-  bool writes() const { return deal.slices == 1; }
+  using DecodePlan::DecodePlan;  // each slice has a block: its warps keep no sums of slices before
+  bool writes() const { return slices == 1; }
 };
 
 template <int kHeadDim>
 int64_t prefill_workspace(gemmill_kv_attention_args const& args, gemmill_launch const& how) {
   constexpr int kRows = PrefillShape<kHeadDim, 4, 4>::kRows;
   PrefillPlan const plan(args, how, kRows);
-  return plan.writes() ? 0 : Partial<kHeadDim>::bytes(plan.all_tiles * plan.deal.slices * kRows);
+  return plan.writes() ? 0 : Partial<kHeadDim>::bytes(plan.all_tiles * plan.slices * kRows);
 }
 
 template <class Variant, class Element, class Shape>
@@ -388,13 +385,13 @@ int32_t prefill_attention(gemmill_kv_attention_args const& args, gemmill_launch 
   constexpr int kHeadDim = Shape::kHeadDim;
   PrefillPlan const plan(args, how, Shape::kRows);
   if (plan.all_tiles == 0) return 0;
-  int64_t const blocks = plan.all_tiles * plan.deal.blocks;
+  int64_t const blocks = plan.all_tiles * plan.slices;
   auto const partial = Partial<kHeadDim>::at(how.workspace, blocks * Shape::kRows);
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
-  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.deal.slices), tiles = static_cast<int>(plan.tiles);
+  int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices), tiles = static_cast<int>(plan.tiles);
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                       args.out_stride, signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
-  PrefillParams<Shape> params{{args, partial, signs, centroids, tiles, slices, slices, 1, group, args.scale * kLog2E, 0.0f},
+  PrefillParams<Shape> params{{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f},
                               result, plan.writes()};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   constexpr auto attend = attend_rows<Variant, Element, Shape>;

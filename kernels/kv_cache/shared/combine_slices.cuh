@@ -48,6 +48,24 @@ struct CombineParams {
   int slices;
   int tile_rows;
   int group;  // query heads of a KV head
+  int2 const* dealt = nullptr;  // [batch]: the first slice and how many there are, [slices, kv_heads, tiles, rows of a tile]; null: `slices` of each tile
+};
+
+// Where a row's slices are.
+struct RowSlices {
+  int64_t first, stride;
+  int count;
+
+  // `tile` is of a batch's KV heads' tiles, each of which has `parts` times its slices.
+  template <class Params>
+  __device__ __forceinline__ RowSlices(Params const& params, uint32_t tile, int64_t batch, int parts, int row) {
+    int const rows = params.tile_rows;
+    first = static_cast<int64_t>(tile) * parts * params.slices * rows + row, stride = rows, count = params.slices;
+    if (params.dealt == nullptr) return;
+    int2 const own = params.result.batch == 1 ? make_int2(0, params.slices) : params.dealt[batch];
+    uint32_t const tiles = static_cast<uint32_t>(params.result.kv_heads) * params.tiles;
+    count = own.y, stride = static_cast<int64_t>(tiles) * rows, first = own.x * stride + static_cast<int64_t>(tile % tiles) * rows + row;
+  }
 };
 
 __device__ __forceinline__ float sum_of_warp(float x) {
@@ -117,15 +135,15 @@ __device__ __forceinline__ void finish_row(ResultParams<kHeadDim> const& result,
   }
 }
 
-// Adds a row's slices in their order. Lanes hold the states of 32 slices at a time.
+// Adds a row's slices in their order, `stride` rows apart. Lanes hold the states of 32 slices at a time.
 template <int kHeadDim>
-__device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int64_t first, int slices, int rows, RowState& state,
+__device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int64_t first, int slices, int64_t stride, RowState& state,
                                            float (&y)[kHeadDim / 32]) {
   constexpr int kOwn = kHeadDim / 32;
   int const lane = threadIdx.x % 32;
   for (int begin = 0; begin < slices; begin += 32) {
     bool const exists = begin + lane < slices;
-    float2 const of_slice = exists ? partial.max_sum[first + (begin + lane) * rows] : make_float2(kNothing, 0.0f);
+    float2 const of_slice = exists ? partial.max_sum[first + (begin + lane) * stride] : make_float2(kNothing, 0.0f);
     float const before = state.largest;
     state.largest = fmaxf(state.largest, largest_of_warp(of_slice.x));
     float const shrink = exp2f(before - state.largest), own = exp2f(of_slice.x - state.largest);
@@ -138,7 +156,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
     for (int i = 0; i < count; ++i) {
       float const share = __shfl_sync(0xFFFFFFFFu, own, i);
       bool const is_filled = (filled >> i & 1) != 0;
-      float const* const out = partial.out + (first + (begin + i) * rows) * kHeadDim + lane;
+      float const* const out = partial.out + (first + (begin + i) * stride) * kHeadDim + lane;
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) y[j] += share * (is_filled ? out[32 * j] : 0.0f);
     }
@@ -155,19 +173,19 @@ __global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combi
   constexpr uint32_t kWarps = kCombineThreads / 32;
   uint32_t const blocks = rows / kWarps, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
   uint32_t const of_tile = blockIdx.x / blocks, of_heads = of_tile / tiles;
-  int64_t const tile = of_tile, batch = of_heads / heads, kv_head = of_heads % heads;
+  int64_t const batch = of_heads / heads, kv_head = of_heads % heads;
   int const row_of_tile = static_cast<int>(blockIdx.x % blocks * kWarps + threadIdx.x / 32);
   int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
   if (batch >= result.batch || flat >= result.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
-  int64_t const first = tile * parts * params.slices * rows + row_of_tile;
+  RowSlices const slices(params, of_tile, batch, parts, row_of_tile);
   RowState state(result.sinks, head);
   float y[kOwn] = {}, signs[kOwn] = {};
   if (parts == 2) {
     RowState of_signs = state;
-    add_slices<kHeadDim>(params.partial, first + params.slices * rows, params.slices, rows, of_signs, signs);
+    add_slices<kHeadDim>(params.partial, slices.first + slices.count * slices.stride, slices.count, slices.stride, of_signs, signs);
   }
-  add_slices<kHeadDim>(params.partial, first, params.slices, rows, state, y);
+  add_slices<kHeadDim>(params.partial, slices.first, slices.count, slices.stride, state, y);
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, signs);
 }
 
@@ -189,11 +207,11 @@ __global__ void __launch_bounds__(kManyThreads, kHeadDim > 256 ? 2 : 4) combine_
   if (batch >= result.batch || flat >= result.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int const share = (params.slices + kWarps - 1) / kWarps, begin = min(warp * share, params.slices);
-  int64_t const first = (static_cast<int64_t>(of_tile) * params.slices + begin) * rows + blockIdx.x % rows;
+  RowSlices const slices(params, of_tile, batch, 1, static_cast<int>(blockIdx.x % rows));
+  int const share = (slices.count + kWarps - 1) / kWarps, begin = min(warp * share, slices.count);
   RowState state(warp == 0 ? result.sinks : nullptr, head);
   float y[kOwn] = {}, none[kOwn] = {};
-  add_slices<kHeadDim>(params.partial, first, min(share, params.slices - begin), static_cast<int>(rows), state, y);
+  add_slices<kHeadDim>(params.partial, slices.first + begin * slices.stride, min(share, slices.count - begin), slices.stride, state, y);
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) sums[warp * kHeadDim + 32 * j + lane] = y[j];
   if (lane == 0) states[warp] = make_float2(state.largest, state.sum);

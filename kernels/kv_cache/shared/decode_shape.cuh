@@ -6,6 +6,7 @@
 #include "kv_cache/abi.h"
 #include "kv_cache/shared/bulk_copy.cuh"
 #include "kv_cache/shared/combine_slices.cuh"
+#include "kv_cache/shared/length_deal.cuh"
 #include "kv_cache/shared/packed_codes.cuh"
 #include "kv_cache/shared/shares.cuh"
 #include "kv_cache/shared/stored.cuh"
@@ -48,6 +49,8 @@ struct DecodeShapeOfWarps {
   static constexpr int kConsumerWarps = kGroups * kGroupWarps;
   static constexpr bool kHasChains = kRowTiles == 1;  // two tiles of rows are two chains of products by themselves
   static constexpr bool kGivesRegisters = kConsumerWarps >= 12;  // four warps do it together, so some produce nothing
+  // Stages in whose time a block starts and ends: 6.1 us, where one of 128 elements takes 0.27 (H200, 2026-11-28, 1cc0c57f).
+  static constexpr int kStartStages = 23 * 256 / (kHeadDim + kValueDim) * 2 / (kRowTiles + 1);
   static constexpr int kThreads = 32 * (kConsumerWarps + (kGivesRegisters ? 4 : kGroups));  // each group has a producer
   static constexpr int kConsumerRegisters = kConsumerWarps == 12 ? 160 : 112, kProducerRegisters = 32;
   // Shared memory: stages, barriers, then the table where 64 KiB begin, then more stages, the queries and parts of scores.
@@ -73,6 +76,7 @@ struct DecodeShapeOfWarps {
   static_assert(kRunStages >= std::max(kGroups, kStagesBelow) && kSharedBytes <= kMostShared, "Stages fit next to the table.");
   static_assert(kSums + kRoundRows * kRowBytes <= (kSumsAreLast ? kSharedBytes : kQueries), "Sums of a round fit.");
   static_assert(kConsumerWarps * kRows * (kSumStride + 2) * 4 <= kSharedBytes, "Sums reuse all of it.");
+  static_assert(deal_bytes(kThreads / 32) <= kStateBytes, "Tried shares lie where groups' states do.");
   static_assert(kSums % 16 == 0 && kBehind % 16 == 0 && kRowBytes % 16 == 0, "Lanes write 16 bytes.");
 
   static __device__ __forceinline__ uint8_t* stage(uint8_t* shared, int index) {
@@ -97,10 +101,11 @@ struct DecodeParams {
   Signs<kHeadDim> signs;      // of which the first are those of values
   Centroids centroids;
   int tiles;                  // of rows, of a KV head and sequence
-  int slices, blocks, least;  // of a tile, and the fewest stages of a slice (slices.h)
+  int slices;                 // of a tile
   int group;                  // query heads of a KV head; flat row r * group + h is query row r of head h
   float scale;                // of scores, times log2(e); with a cap, of twice their part of it
   float cap;                  // times log2(e); 0 for none
+  LengthDeal by_length;
 };
 
 // The slices of a sequence's stages, and a taker's run of them. Slices have as many stages as any, but for the last one that has some:
@@ -125,17 +130,22 @@ __device__ __forceinline__ Number fresh(Number x) {
   return x;
 }
 
+template <class Params>
+__device__ __forceinline__ int rows_of_tile(Params const& params, uint32_t tile, int rows) {
+  int64_t const left = params.args.rows * params.group - static_cast<int64_t>(tile) * rows;
+  return static_cast<int>(min(left, int64_t{rows}));
+}
+
 // The sums of a block's tile: where those of its slices begin, and how many rows it has.
 struct TileSums {
   int64_t first;
   int rows;
 
   template <class Params>
-  __device__ __forceinline__ TileSums(Params const& params, uint32_t block, int rows_of_tile) {
-    uint32_t const tile = block / static_cast<uint32_t>(params.blocks);
-    first = static_cast<int64_t>(tile) * params.slices;
-    int64_t const left = params.args.rows * params.group - static_cast<int64_t>(tile % static_cast<uint32_t>(params.tiles)) * rows_of_tile;
-    rows = static_cast<int>(min(left, int64_t{rows_of_tile}));
+  __device__ __forceinline__ TileSums(Params const& params, int batch, int tile_rows) {
+    uint32_t const tiles = params.by_length.blocks_of_part, tile = blockIdx.x % tiles;
+    first = (static_cast<int64_t>(batch) * tiles + tile) * params.slices;
+    rows = rows_of_tile(params, tile % static_cast<uint32_t>(params.tiles), tile_rows);
   }
 };
 
@@ -143,27 +153,41 @@ struct TileSums {
 struct Place {
   int64_t batch, kv_head, first_row;  // the first of the tile's flat rows
   int length;                         // of the sequence
-  int block;                          // of the tile's
+  int block;                          // of the tile's, one a slice, or the sequence's part
 
   template <class Params>
   __device__ Place(Params const& params, int rows) {
     auto const& args = params.args;
-    uint32_t const blocks = params.blocks, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
-    uint32_t const tile = blockIdx.x / blocks, of_heads = tile / tiles;
-    block = static_cast<int>(blockIdx.x % blocks);
+    uint32_t const slices = params.slices, tiles = params.tiles, heads = static_cast<uint32_t>(args.kv_heads);
+    uint32_t const tile = blockIdx.x / slices, of_heads = tile / tiles;
+    block = static_cast<int>(blockIdx.x % slices);
     batch = of_heads / heads, kv_head = of_heads % heads;
     first_row = static_cast<int64_t>(tile % tiles) * rows;
-    int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
-    length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+    length = length_of(args, batch);
   }
-  // Of the `taker`-th of the block's `kTakers` takers of slices.
-  template <int kTakers, class Params>
-  __device__ Run run(Params const& params, int taker) const {
-    auto const& args = params.args;
+  // Where lengths deal tokens out.
+  template <class Params>
+  __device__ Place(Params const& params, int rows, DealtPart const& dealt) : batch(dealt.batch), block(dealt.part) {
+    uint32_t const tiles = params.tiles, of_heads = blockIdx.x % static_cast<uint32_t>(params.by_length.blocks_of_part);
+    kv_head = of_heads / tiles, first_row = static_cast<int64_t>(of_heads % tiles) * rows;
+    length = length_of(params.args, batch);
+  }
+  static __device__ __forceinline__ int length_of(gemmill_kv_attention_args const& args, int64_t batch) {
+    int64_t const reach = args.pages > 0 ? args.table_pages * args.page_size : 0;
+    return static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
+  }
+  // The first stage of which a row sees a token.
+  static __device__ __forceinline__ int first_stage_of(gemmill_kv_attention_args const& args, int length) {
     int64_t const first_seen = args.window > 0 ? length - args.rows + 1 - args.window : 0;  // by the first row
-    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
-    int const count = (length + kStageTokens - 1) / kStageTokens - begin;
-    return Run(begin, count, params.slices, params.blocks * kTakers, params.least, block * kTakers + taker);
+    return static_cast<int>(max(first_seen, int64_t{0})) / kStageTokens;
+  }
+  static __device__ __forceinline__ int stages_of(gemmill_kv_attention_args const& args, int length) {
+    return (length + kStageTokens - 1) / kStageTokens - first_stage_of(args, length);
+  }
+  // Of the `taker`-th of the block's `kTakers` takers of `slices`.
+  template <int kTakers>
+  __device__ Run run(gemmill_kv_attention_args const& args, DealtPart const& dealt, int slices, int least, int taker) const {
+    return Run(first_stage_of(args, length), stages_of(args, length), slices, dealt.parts * kTakers, least, block * kTakers + taker);
   }
 };
 

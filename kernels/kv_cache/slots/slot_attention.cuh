@@ -55,12 +55,12 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
 
 // Brings a group's stages, one after the other: a lane a piece, of the first span or, from lane 16 on, of the second.
 template <class Shape, bool kByGroup>
-__device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, SlotPlace const& at, uint8_t* shared, uint64_t* full,
-                                              uint64_t* empty) {
+__device__ __forceinline__ void produce_slots(SlotParams<Shape> const& params, SlotPlace const& at, DealtPart const& dealt, uint8_t* shared,
+                                              uint64_t* full, uint64_t* empty) {
   constexpr int kStep = kByGroup ? 1 : kSlotGroups;
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, piece = lane % 16, group = threadIdx.x / 32 - kSlotConsumers;
-  Run const run = at.template run<kByGroup>(params, group);
+  Run const run = at.template run<kByGroup>(params, dealt, group);
   bool const takes_second = lane >= 16 && params.span_count == 2;
   SlotSpan const& span = params.spans[takes_second ? 1 : 0];
   int const tokens = params.by_token ? 1 : kWarpTokens, pieces = at.stage_tokens / tokens;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void leave_slot_sums(Running<Shape> const& running, t
 // The sums of each head's warps to one, in the order of the `kWarps` warps, and to memory. A warp takes a share of a row at a time, a lane
 // as many of its elements as any.
 template <class Shape, int kWarps, int kCount>
-__device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, SlotBlock const& at, int own_warp, int slice, int first,
+__device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, SlotBlock const& at, int own_warp, int64_t place, int slices, int first,
                                                int end, float const* sums, float2 const* states) {
   constexpr int kHeadDim = Shape::kHeadDim, kRows = Shape::kRows;
   constexpr int kShares = Shape::kShares, kShareDim = Shape::kShareDim, kOwn = kShareDim / 32;
@@ -166,8 +166,7 @@ __device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, 
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) out[j] *= scale;
     }
-    int64_t const heads = static_cast<int64_t>(at.batch) * params.args.kv_heads + at.first_head + head;
-    int64_t const to = ((heads * params.tiles + at.tile) * params.slices + slice) * kRows + first + row;
+    int64_t const to = (place + static_cast<int64_t>(head * params.tiles) * slices) * kRows + first + row;
     Own stored;
     memcpy(&stored, out, sizeof stored);
     reinterpret_cast<Own*>(params.partial.out + to * kHeadDim + which * kShareDim)[lane] = stored;
@@ -175,11 +174,11 @@ __device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, 
   }
 }
 
-// The running sums of all warps, or with `kByGroup` of the group's, as those of a slice, `kCount` rows at a time. A head's only warp of a
-// group waits for nobody.
+// The running sums of all warps, or with `kByGroup` of the group's, as those of a sequence's slice, `kCount` rows at a time. A head's only
+// warp of a group waits for nobody.
 template <class Shape, int kCount, bool kByGroup>
 __device__ __forceinline__ void store_slot_slice(SlotParams<Shape> const& params, Running<Shape> const& running,
-                                                 typename Shape::Values const& values, int slice, uint8_t* memory) {
+                                                 typename Shape::Values const& values, int batch, int slice, uint8_t* memory) {
   constexpr int kWarps = kByGroup ? kSlotGroupWarps : kSlotConsumers;
   SlotBlock const at(params, fresh(blockIdx.x));
   int const valid_rows = static_cast<int>(min(params.args.rows * params.group - at.first_row(), int64_t{Shape::kRows}));
@@ -187,6 +186,10 @@ __device__ __forceinline__ void store_slot_slice(SlotParams<Shape> const& params
   float2* const states = reinterpret_cast<float2*>(memory) + group * kWarps * Shape::kRows;
   float* const sums = reinterpret_cast<float*>(memory + Shape::kStateBytes) + group * kWarps * kCount * Shape::kSumStride;
   bool const is_alone = kByGroup && Shape::kShares == 1 && params.heads == Shape::kMostHeads;
+  // Slices of a tile follow one another where they are fixed, else the tiles of a part.
+  int const slices = kByGroup ? params.slices : 1, number = kByGroup ? batch : at.part;
+  int64_t const tiles = (static_cast<int64_t>(number) * params.args.kv_heads + at.first_head) * params.tiles + at.tile;
+  int64_t const place = kByGroup ? tiles * slices + slice : tiles;
   auto const meet = [&] {
     if (is_alone) __syncwarp();
     else sync_threads(kByGroup ? kGroupBarrier + group : kConsumerBarrier, 32 * kWarps);
@@ -196,7 +199,7 @@ __device__ __forceinline__ void store_slot_slice(SlotParams<Shape> const& params
     meet();
     leave_slot_sums<Shape, kCount>(running, values, warp, first, end, sums, states);
     meet();
-    join_slot_sums<Shape, kWarps, kCount>(params, at, warp, slice, first, end, sums, states);
+    join_slot_sums<Shape, kWarps, kCount>(params, at, warp, place, slices, first, end, sums, states);
   }
 }
 
@@ -228,10 +231,10 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   int const key_begin = begin_of(params.keys, params.spans[0]), value_begin = begin_of(params.values, params.spans[1]);
   float const scale = Shape::Values::kIsScaled ? params.scale * scale_of_head(params.args.key_scales, at.first_head + head) : params.scale;
   constexpr int kStep = kByGroup ? 1 : kSlotGroups;
-  // The warp's slice, stages of a slice and the run's end lie in shared memory: in registers they spilled others.
+  // The warp's slice, stages of a slice, the run's end and the sequence lie in shared memory: in registers they spilled others.
   int slot = warp / kSlotGroupWarps, phase = 0;
-  int3 volatile* const left = reinterpret_cast<int3 volatile*>(shared + Shape::kRuns) + warp;
-  if (kByGroup) left->x = run.first_slice, left->y = run.of_slice, left->z = run.end_stage;
+  int4 volatile* const left = reinterpret_cast<int4 volatile*>(shared + Shape::kRuns) + warp;
+  if (kByGroup) left->x = run.first_slice, left->y = run.of_slice, left->z = run.end_stage, left->w = at.batch;
   for (int stage = run.first_stage + (kByGroup ? 0 : slot);;) {
     int const end = kByGroup ? min(stage + left->y, left->z) : run.end_stage;
     for (; stage < end; stage += kStep) {
@@ -256,7 +259,7 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
     }
     if constexpr (!kByGroup) return;
     if (params.waits) sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
-    store_slot_slice<Shape, Shape::kRoundRows, true>(params, running, values, left->x, shared + Shape::kSums);
+    store_slot_slice<Shape, Shape::kRoundRows, true>(params, running, values, left->w, left->x, shared + Shape::kSums);
     if (stage >= left->z) return;
     if (lane == 0) left->x = left->x + 1;
     __syncwarp();
@@ -266,18 +269,29 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
 
 // States of slices without stages, whose sums nobody reads: a block leaves its share of them.
 template <class Shape>
-__device__ __forceinline__ void leave_empty_slot_slices(SlotParams<Shape> const& params, SlotPlace const& at, Run const& run) {
+__device__ __forceinline__ void leave_empty_slot_slices(SlotParams<Shape> const& params, SlotPlace const& at, DealtPart const& dealt, Run const& run) {
   int64_t const heads = static_cast<int64_t>(at.batch) * params.args.kv_heads + at.first_head;
   int const head = static_cast<int>(threadIdx.x) / kRowsOfTile, row = static_cast<int>(threadIdx.x) % kRowsOfTile;
   if (head >= params.heads) return;
-  for (int slice = run.filled + at.block; slice < params.slices; slice += params.blocks) {
+  for (int slice = run.filled + dealt.part; slice < params.slices; slice += dealt.parts) {
     int64_t const to = (((heads + head) * params.tiles + at.tile) * params.slices + slice) * kRowsOfTile + row;
     params.partial.max_sum[to] = make_float2(kNothing, 0.0f);
   }
 }
 
-// Grid: batch, blocks' heads, tiles of rows and blocks of a tile in one number, blocks first. A block has one slice, or with `kByGroup`
-// each of its groups a run of them.
+// The part that the lengths deal out to a block.
+template <class Shape, bool kByGroup>
+__device__ __forceinline__ DealtPart part_of_block(SlotParams<Shape> const& params, uint2* tried) {
+  constexpr int kWarps = kSlotThreads / 32;
+  auto const stages_of = [&](int i) { return static_cast<float>(SlotPlace(params, i).stages(params)); };
+  int const batch = static_cast<int>(params.args.batch);
+  if constexpr (!kByGroup) return deal_by_length<kWarps>(params.by_length, FreeParts{kSlotStartStages}, batch, stages_of, tried);
+  FixedParts const kind{kSlotStartStages, static_cast<float>(params.slices), static_cast<float>(kLeastStages), static_cast<float>(kSlotGroups), kSlotSumStages, params.waits};
+  return deal_by_length<kWarps>(params.by_length, kind, batch, stages_of, tried);
+}
+
+// Grid: parts of all sequences, blocks' heads and tiles of rows in one number, tiles first. A block's part is a slice, or with `kByGroup` a
+// run of slices of each of its groups.
 template <class Variant, class Element, class Shape, bool kByGroup>
 __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant__ SlotParams<Shape> const params) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -290,21 +304,27 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   __syncthreads();
   bool const produces = threadIdx.x / 32 >= kSlotConsumers;
-  if (!produces) {
+  auto const make = [&] {
     if constexpr (Shape::kHasFours) make_table_of_fours<Shape>(params.centroids, shared + Shape::kTable);
     else if constexpr (Shape::kHasTable) make_table<Shape>(params.centroids, shared + Shape::kTable);
-  }
+  };
+  // Beyond a round a block may have nothing to do: then it ends before it makes a table.
+  bool const is_late = blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
+  if (!produces && !is_late) make();
   wait_for_predecessor();
 
+  DealtPart const dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kRuns));
+  if (!dealt.exists) return;
+  if (!produces && is_late) make();
   if (produces) {
     leave_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape, kByGroup>(params, SlotPlace(params), shared, full, empty);
+    if (threadIdx.x / 32 < kSlotConsumers + kSlotGroups) produce_slots<Shape, kByGroup>(params, SlotPlace(params, dealt.batch), dealt, shared, full, empty);
     return;
   }
   take_registers<Shape::kConsumerRegisters>();
-  SlotPlace const at(params);
-  Run const run = at.template run<kByGroup>(params, threadIdx.x / (32 * kSlotGroupWarps));
-  if constexpr (kByGroup) leave_empty_slot_slices<Shape>(params, at, run);
+  SlotPlace const at(params, dealt.batch);
+  Run const run = at.template run<kByGroup>(params, dealt, threadIdx.x / (32 * kSlotGroupWarps));
+  if constexpr (kByGroup) leave_empty_slot_slices<Shape>(params, at, dealt, run);
   Running<Shape> running;
   typename Shape::Values values;
   __half* const queries = reinterpret_cast<__half*>(shared + Shape::kQueries);
@@ -317,7 +337,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   } else {
     consume_slots<Shape, false>(params, running, values, at, run, shared, full, empty);
     // Every copy has landed and been read behind a barrier: the memory is free.
-    store_slot_slice<Shape, Shape::kRows, false>(params, running, values, fresh(blockIdx.x) % static_cast<uint32_t>(params.blocks), shared);
+    store_slot_slice<Shape, Shape::kRows, false>(params, running, values, 0, 0, shared);
   }
 }
 
@@ -325,8 +345,9 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
 
 struct SlotPlan {
   int heads = 1;  // of a block
-  int64_t group = 0, tiles = 0, all_tiles = 0, blocks = 0;
-  Deal deal{1, 1, 1};
+  int64_t group = 0, tiles = 0, all_tiles = 0, batch = 0;
+  int64_t blocks_of_part = 0, parts = 0;  // as decode_attention has them
+  int64_t slices = 1;
   bool by_group = false, waits = false;
 
   // `group_tiles` are those of a shape.
@@ -339,14 +360,18 @@ struct SlotPlan {
     int64_t const tokens = kWarpTokens * group_tiles / heads, pages = args.block_table == nullptr ? 1 : args.table_pages;
     int64_t stages = (pages * args.page_size + tokens - 1) / tokens;
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
-    deal = deal_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices, kSlotGroups), by_group = args.slices > 1;
-    blocks = all_tiles / heads * deal.blocks;
+    slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices), by_group = args.slices > 1;
+    batch = args.batch, blocks_of_part = args.kv_heads / heads * tiles;
+    parts = parts_of(batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
   }
   // Gives each slice a block, whose sums take the memory of stages.
-  void share_nothing() { deal.blocks = deal.slices, blocks = all_tiles / heads * deal.slices, waits = true; }
+  void share_nothing() { parts = batch * slices, waits = true; }
+  // Sums of slices, each of a tile's rows.
+  int64_t sums() const { return kRowsOfTile * (by_group ? all_tiles * slices : parts * blocks_of_part * heads); }
+  // Of sums, and behind them where each sequence has its slices.
   template <int kHeadDim>
   int64_t partial_bytes() const {
-    return (Partial<kHeadDim>::bytes(all_tiles * deal.slices * kRowsOfTile) + 15) / 16 * 16;
+    return (Partial<kHeadDim>::bytes(sums()) + (by_group ? 0 : batch * static_cast<int64_t>(sizeof(int2))) + 15) / 16 * 16;
   }
 };
 
@@ -415,15 +440,16 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   Signs<kHeadDim> const own = args.seed >= 0 ? signs_of<kHeadDim>(static_cast<uint64_t>(args.seed)) : Signs<kHeadDim>{};
   SlotParams<Shape> params{};
   params.args = args, params.centroids = centroids;
-  params.partial = Partial<kHeadDim>::at(how.workspace, plan.all_tiles * plan.deal.slices * kRowsOfTile);
+  params.partial = Partial<kHeadDim>::at(how.workspace, plan.sums());
   params.signs = Shape::Keys::kRotation == kHadamardOfSigns ? own : Signs<kHeadDim>{};
   params.heads = plan.heads;
   lay_out(params, plan);
   if (params.stages < kSlotGroups && plan.by_group) plan.share_nothing(), lay_out(params, plan);  // tokens lie far apart
   if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
-  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.deal.slices), params.group = static_cast<int>(plan.group);
-  params.blocks = static_cast<int>(plan.deal.blocks), params.least = static_cast<int>(plan.deal.least), params.waits = plan.waits;
-  params.head_groups = static_cast<int>(args.kv_heads / plan.heads), params.scale = args.scale * kLog2E;
+  params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
+  params.waits = plan.waits, params.scale = args.scale * kLog2E;
+  params.by_length = LengthDeal{plan.by_group ? nullptr : reinterpret_cast<int2*>(params.partial.max_sum + plan.sums()), static_cast<int>(plan.parts),
+                                static_cast<int>(plan.blocks_of_part), how.sm_count};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
@@ -433,7 +459,7 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
     if (int32_t const error = launch_slot_queries<Variant, Element, Shape>(params, how); error != 0) return error;
   }
   void* to_attend[] = {&params};
-  LaunchShape const attends{dim3(static_cast<unsigned>(plan.blocks)), dim3(kSlotThreads), dim3(1), Shape::kEnd};
+  LaunchShape const attends{dim3(static_cast<unsigned>(plan.parts * plan.blocks_of_part)), dim3(kSlotThreads), dim3(1), Shape::kEnd};
   auto const launch = [&]<bool kByGroup>() -> int32_t {
     constexpr auto attend = attend_slots<Variant, Element, Shape, kByGroup>;
     if (cudaError_t error = allow_shared_memory<attend>(how.device, Shape::kEnd); error != cudaSuccess) return error;
@@ -443,7 +469,7 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if (error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
                                       own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, params.slices, Shape::kRows, params.group};
+  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, plan.by_group ? params.slices : params.by_length.parts, Shape::kRows, params.group, params.by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   constexpr int kCombineBytes = kManyThreads / 32 * (kHeadDim + 2) * 4;

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kSlotQueryThreads) project_slot_queries(__grid
 
 // Those of the block's heads and rows to shared memory, [heads][rows][parts][d]; zeros where no row is.
 template <class Shape>
-__device__ __forceinline__ void copy_slot_queries(SlotParams<Shape> const& params, SlotBlock const& at, __half* queries) {
+__device__ __forceinline__ void copy_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {
   constexpr int kPieces = Shape::Keys::kParts * Shape::kHeadDim / 8;  // of 16 bytes, of a row
   int const rows = static_cast<int>(params.args.rows * params.group), first_row = static_cast<int>(at.first_row());
   uint4 const* const from = reinterpret_cast<uint4 const*>(params.queries);

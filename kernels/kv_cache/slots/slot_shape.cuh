@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kv_cache/shared/combine_slices.cuh"
+#include "kv_cache/shared/length_deal.cuh"
 #include "kv_cache/shared/shares.cuh"
 #include "kv_cache/shared/vector_coding.cuh"
 #include "kv_cache/slots/slot_readers.cuh"
@@ -15,6 +16,9 @@ namespace gemmill::kv_cache {
 constexpr int kSlotGroups = 2, kSlotGroupWarps = 8;  // groups of consumers have a producer each; a stage has 16 tokens of a share a warp
 constexpr int kSlotConsumers = kSlotGroups * kSlotGroupWarps, kSlotThreads = 32 * (kSlotConsumers + 4);
 constexpr int kMostSlotStages = 8;
+// Stages in whose time a block starts and ends, and a group sums up a slice: 7 and 4.5 us, where a block takes a stage of 4bit_nc in 0.78
+// (H200, 2026-11-28, 1cc0c57f). A group takes twice that.
+constexpr float kSlotStartStages = 9.0f, kSlotSumStages = 3.0f;
 
 // Where one side's tokens are, or both sides' where slots have both, and how they lie in a stage.
 struct SlotSpan {
@@ -79,8 +83,9 @@ struct SlotParams {
   bool by_token;               // whether each token has a copy of its own
   bool waits;                  // whether groups, of at most one slice each, leave sums in place of stages
   int stage_bytes, stages, stages_below;
-  int tiles, slices, blocks, least, group;  // as decode_attention has them
-  int heads, head_groups;      // KV heads of a block, and how many such there are
+  LengthDeal by_length;
+  int tiles, slices, group;    // as decode_attention has them
+  int heads;                   // KV heads of a block
   int reach, unseen;           // of a sequence's tokens: as many as every row sees back from its end, but for the last so many
   float scale, cap;
 
@@ -89,39 +94,45 @@ struct SlotParams {
   }
 };
 
-// Which block it is, of a tile's blocks.
+// Which heads and rows a block has, of which part of all.
 struct SlotBlock {
-  int batch, first_head, tile, block;
+  int first_head, tile, part;
   __device__ __forceinline__ int64_t first_row() const { return static_cast<int64_t>(tile) * kRowsOfTile; }
 
   template <class Params>
   __device__ SlotBlock(Params const& params, uint32_t index) {
-    uint32_t const blocks = params.blocks, tiles = params.tiles, groups = params.head_groups;
-    uint32_t const of_tiles = index / blocks, of_groups = of_tiles / tiles;
-    block = static_cast<int>(index % blocks), tile = static_cast<int>(of_tiles % tiles);
-    batch = static_cast<int>(of_groups / groups), first_head = static_cast<int>(of_groups % groups * params.heads);
+    uint32_t const of_part = index % static_cast<uint32_t>(params.by_length.blocks_of_part), tiles = params.tiles;
+    part = static_cast<int>(index / static_cast<uint32_t>(params.by_length.blocks_of_part));
+    tile = static_cast<int>(of_part % tiles), first_head = static_cast<int>(of_part / tiles * params.heads);
   }
 };
 
 // Its part of the work.
 struct SlotPlace : SlotBlock {
-  int length, stage_tokens;
+  int batch, length, stage_tokens;
 
   template <class Params>
-  __device__ explicit SlotPlace(Params const& params) : SlotBlock(params, blockIdx.x) {
+  __device__ SlotPlace(Params const& params, int of_batch) : SlotBlock(params, blockIdx.x), batch(of_batch) {
     auto const& args = params.args;
     int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
     stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
   }
+  // The first stage of which a row sees a token, and how many follow.
+  template <class Params>
+  __device__ __forceinline__ int first_stage(Params const& params) const {
+    int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
+    return static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+  }
+  template <class Params>
+  __device__ __forceinline__ int stages(Params const& params) const { return (length + stage_tokens - 1) / stage_tokens - first_stage(params); }
+
   // Of a group, or of the block.
   template <bool kByGroup, class Params>
-  __device__ Run run(Params const& params, int group) const {
+  __device__ Run run(Params const& params, DealtPart const& dealt, int group) const {
     constexpr int kTakers = kByGroup ? kSlotGroups : 1;
-    int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
-    int const begin = static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens, count = (length + stage_tokens - 1) / stage_tokens - begin;
-    int const taker = kByGroup ? block * kTakers + group : block;
-    return Run(begin, count, params.slices, params.blocks * kTakers, params.least, taker);
+    int const taker = kByGroup ? dealt.part * kTakers + group : dealt.part, slices = kByGroup ? params.slices : dealt.parts;
+    return Run(first_stage(params), stages(params), slices, dealt.parts * kTakers, kByGroup ? static_cast<int>(kLeastStages) : 1, taker);
   }
 };
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmill.formats import fp4_blocks
 from gemmill.formats.codes import decode, encode, pack
-from gemmill.formats.folded_blocks import CODE_BYTES, LISTED, FoldedBlocks
+from gemmill.formats.folded_blocks import CODE_BYTES, LISTED, FoldedBlocks, rounded_rows
 from gemmill.formats.quantise import BlockScaled
 from gemmill.quantize.folded_blocks import to_folded_blocks
 from gemmill.quantize.packed_rows import to_rows
@@ -126,6 +127,19 @@ def test_threads_round_every_code_times_every_scale_of_nvfp4() -> None:
     assert packed.blocks.shape == (2, 4, 4608)
     assert torch.equal(kernel_values(packed), ready.operand_values())
     assert torch.equal(packed.values(), ready.values())
+
+
+def test_rows_unpacked_have_the_kernels_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of two tiles, the last of one."""
+    torch.manual_seed(0)
+    weights = weights_of(150, 304, NVFP4, 0, 127)
+    weights.codes[5], weights.codes[7, :8] = 0x88, 0  # zeros with a sign, a group without
+    packed = to_folded_blocks(prepack(weights, for_op="nvfp4_fp8_mm_rounded", global_scale=torch.tensor([3.0])))
+    monkeypatch.setattr(fp4_blocks, "CHUNK", 2 * 64 * 512)
+    rows = rounded_rows(packed.blocks)
+    assert (rows.dtype, rows.shape) == (torch.float8_e4m3fn, (192, 512)) and rows.is_contiguous()
+    assert torch.equal(rows[:150, :304].double(), kernel_values(packed))
+    assert not rows[150:].view(u8).any() and not rows[:, 304:].view(u8).any(), "padding is zero"
 
 
 def test_groups_of_zeros_and_padding_are_not_listed() -> None:

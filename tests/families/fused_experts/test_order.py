@@ -5,7 +5,6 @@ from collections import defaultdict
 import pytest
 
 from gemmill.families.fused_experts.config import PackedExpertsConfig
-from gemmill.families.fused_experts.main_loop import MainLoop
 from gemmill.families.fused_experts.order import order_of
 from gemmill.families.fused_experts.selections import plain, sweep
 from gemmill.family import ShapedCall
@@ -33,18 +32,14 @@ def test_tiles_of_streamed_weights_have_one_order_and_slices_by_the_number_of_to
     }
 
 
-def test_boxes_have_one_order_and_every_packed_tile_has_some() -> None:
-    boxed = {str(order_of(config)) for config in PACKED if config.main_loop is MainLoop.BOXED}
-    assert boxed == {"mma.sync to f32, a warp along all of K"}
-    assert all(order_of(config) is not None for config in PACKED)
-
-
-def test_who_multiplies_and_the_type_of_parts_tell_packed_orders_apart() -> None:
-    kinds = defaultdict(set)
+def test_packed_tiles_have_one_order_without_codes_and_one_with_them() -> None:
+    found = defaultdict(set)
     for config in PACKED:
-        kinds[config.by_warps, config.main_loop is MainLoop.BOXED, config.is_coded].add(order_of(config))
-    assert all(len(orders) == 1 for orders in kinds.values())
-    assert len(kinds) == len(set().union(*kinds.values())) == 4
+        found[config.is_coded].add(str(order_of(config)))
+    assert found == {
+        False: {"mma.sync to f32, a warp along all of K"},
+        True: {"wgmma to f32, experts added as bf16"},
+    }
 
 
 @pytest.mark.parametrize("inner, hidden, experts", [(768, 2048, 128), (2048, 7168, 32)])

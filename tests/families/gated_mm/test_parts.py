@@ -44,6 +44,12 @@ MEASURED = [
     (E4M3, Result.STATIC, (16, 28672, 4096, 0), False),
     (E4M3, Result.BF16, (4096, 28672, 4096, 0), False),
     (E4M3, Result.GROUP, (64, 73728, 7168, 0), True),
+    (E4M3, Result.GROUP, (33, 15616, 2176, 0), True),
+    (E4M3, Result.GROUP, (51, 13056, 2816, 0), True),
+    (E4M3, Result.GROUP, (83, 56320, 1280, 0), False),
+    (E4M3, Result.GROUP, (88, 7168, 3840, 0), True),
+    (E4M3, Result.GROUP, (201, 2816, 15744, 0), True),
+    (E4M3, Result.GROUP, (2134, 29184, 1536, 0), False),
     (S8, Result.GROUP, (16, 57344, 8192, 0), True),
     (S8, Result.GROUP, (4096, 57344, 8192, 0), True),
     (E4M3, Result.GROUP, (2, 28672, 4096, 8), True),
@@ -51,7 +57,7 @@ MEASURED = [
     (E4M3, Result.GROUP, (32768, 1536, 2048, 128), False),
     (E4M3, Result.BF16, (8192, 28672, 4096, 8), False),
 ]
-"""Operands, result, (M, N, K, experts), and whether the two ops were faster by 4 % or more (H200, 2026-11-23 and 2026-11-27)."""
+"""Operands, result, (M, N, K, experts), and whether the two ops were faster by 4 % or more (H200, 2026-11-23, 2026-11-27 and 2026-11-28)."""
 
 
 def choice_of(make_manifest, configs: list[Any], of: tuple[DType, Result, tuple[int, ...]]) -> Any:

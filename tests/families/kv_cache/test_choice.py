@@ -27,7 +27,7 @@ from gemmill.families.kv_cache.config import (
     Slots,
     offered_kinds,
 )
-from gemmill.families.kv_cache.model import LEAST_STAGES, RowFacts, deal_of, shared_of, slices_of
+from gemmill.families.kv_cache.model import LEAST_STAGES, RowFacts, deal_of, parts_of, shared_of, slices_of
 from gemmill.families.kv_cache.selections import default
 from gemmill.families.kv_cache.serving import SERVING
 from gemmill.families.kv_cache.sweep import SWEEP, MeasuredOp
@@ -118,8 +118,8 @@ def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
     alone = held(call_of(op, length=64), SMS)
     assert len(alone) == 1 and alone <= set(SLICES)
     assert held(call_of(op, batch=300, length=100_000), 78) == alone
-    free = {select(table, call_of(op, batch=batch, length=65536), SMS).entry.config for batch in (1, 7, 300)}
-    assert len(free) > 1, "else this test can see nothing"
+    free = {select(table, call_of(op, batch=batch, length=65536), SMS).entry.config.slices for batch in (1, 7, 300)}
+    assert not free <= alone, "else this test can see nothing"
     many = Invariance(table, (), (), SMS).held(call_of(op, rows=2048, length=5000))
     assert many is not None and many.order.slices == 1, "rows of a sequence are part of its class"
     assert many.over == "batch of 1 to 64 and length of 1024 to 65536"
@@ -153,6 +153,25 @@ def test_slices_fill_the_device(tiles: int, stages: int, half_waves: int, slices
     assert slices_of(tiles, stages, SMS, half_waves) == slices
     assert slices_of(tiles, stages, SMS, half_waves, 16) == 16
     assert deal_of(tiles, stages, SMS, half_waves) == (slices, slices, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "blocks_of_part", "stages", "half_waves", "fixed", "parts"),
+    [
+        (1, 8, 256, 2, 0, 16),
+        (8, 8, 256, 2, 0, 16),
+        (9, 8, 256, 2, 0, 24),
+        (64, 8, 1, 2, 0, 64),
+        (1, 200, 64, 1, 0, 1),
+        (2, 8, 256, 2, 4, 8),
+        (7, 8, 256, 2, 1, 7),
+        (0, 8, 0, 2, 0, 0),
+    ],
+)
+def test_sequences_have_as_many_parts_more_as_fill_the_device(
+    batch: int, blocks_of_part: int, stages: int, half_waves: int, fixed: int, parts: int
+) -> None:
+    assert parts_of(batch, blocks_of_part, stages, SMS, half_waves, fixed) == parts
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
+import gemmill
 import invariance
+from gemmill.runtime.holding import holds_here
 from harness.contenders import FieldError
 from peers import vllm_invariant
 
@@ -108,6 +110,27 @@ def test_another_releases_files_are_told_in_a_sentence(wheel, tmp_path, capsys):
         vllm_invariant.functions(wheel)
     assert f"{vllm_invariant.ROWS} has no function scaled_mm_kernel: it is another release's" in str(caught.value)
     assert "a folder with files of the wheel of 0.33.0" in str(caught.value)
+
+
+def test_the_held_order_is_timed_under_constant_weights_too(wheel, monkeypatch):
+    promises = []
+    prepare = invariance.LocalContender.prepare
+
+    def noting(self, *told):
+        promises.append((self.name, gemmill.runtime.ops._constant_weights, holds_here()))
+        return prepare(self, *told)
+
+    monkeypatch.setattr(invariance.LocalContender, "prepare", noting)
+    assert run(wheel, "--vllm-sources", str(wheel), "--constant-weights") == 0
+    assert set(promises) == {
+        ("free", False, False),
+        ("held", False, True),
+        ("held, constant weights", True, True),
+        ("vllm triton", False, False),
+    }
+    assert not gemmill.runtime.ops._constant_weights  # what follows has not made it
+    of_bf16 = {part["peer"] for part in json.loads((wheel / "i.json").read_text())["peers"] if part["op"] == "bf16"}
+    assert of_bf16 == {"vllm triton", "held, constant weights", "vllm triton, constant weights"}
 
 
 def test_without_a_folder_nothing_of_vllm_is_read(tmp_path):

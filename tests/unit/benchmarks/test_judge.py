@@ -184,18 +184,49 @@ def test_figures_of_a_class():
     rows.append(shape(500, 0.1, 0.9, trust="exact"))
     rungs = [{"m": m, "us": us, "choice": f"c{m}"} for m, us in ((1, 5.0), (33, 12.0), (64, 8.0), (65, 9.0))]
     found = class_record("fp8", rows, [{"n": 1024, "k": 2048, "rungs": rungs}])
-    few, many = found["sides"].values()
+    few, many, middle = found["sides"].values()
     assert (found["shapes"], found["not_the_models"]) == (4, 1)
     assert (few["ratio"], few["worst"], few["under_0.93"], few["under_0.97"], few["regret"]) == (1.0, 0.5, 1, 1, 0.15)
     assert few["fastest_variant_ratio"] == pytest.approx((2.0 * 0.65) ** 0.5, abs=1e-4)
     assert (many["ratio"], many["compared"], many["under_0.93"], many["under_0.97"]) == (0.95, 1, 0, 1)
+    assert (middle["compared"], middle["shapes"], middle["regret"], few["same_scales"]) == (0, 1, 0.1, None)
     assert found["worst_step"] == 1.5
     text = verdict_text([found], rows)
-    assert "M <= 128: 1.000 of the best peer (goal 1.08), worst 0.50, 1 under 0.93, 1 under 0.97 of 2" in text
-    assert "regret: 13.3% in the mean (goal 4%), 30.0% at worst (goal 15%)" in text
+    assert (
+        "M <= 128: 1.000 of the best peer (goal 1.1), worst 0.50 (goal 0.93), 1 under 0.93, 1 under 0.97 of 2" in text
+    )
+    assert "regret: 13.3% in the mean (goal 2%), 30.0% at worst (goal 12%)" in text
     assert "  0.50 at 128 x 1024 x 2048: 10.00 us by ours; vllm 5.00" in text
     assert "  +30% at 128 x 1024 x 2048: 10.00 us by ours; fastest theirs" in text
     assert "M of 33 takes 12.00 us by c33; 64 8.00 by c64" in text
+
+
+def test_each_goal_of_a_class_has_its_figure():
+    ratios = (
+        {"torch row-wise": 2.0, "torch tensor-wise": 0.5},
+        {"vllm": 1.5, "torch row-wise": 1.6, "torch tensor-wise": 4},
+    )
+    rows = [shape(m, min(found.values()), 0.0, ratios=found) for m in (128, 159, 700, 701) for found in ratios]
+    rows += [
+        shape(160, 0.4, 0.0, ratios={"torch tensor-wise": 0.4}),
+        shape(200, 9.0, 0.0, ratios={"vllm": 9.0}, trust="exact"),
+    ]
+    sides = class_record("fp8", rows, [])["sides"]
+    assert [(label, side["compared"]) for label, side in sides.items()] == [
+        ("M <= 128", 2),
+        ("M > 128", 7),
+        ("160 <= M <= 700", 3),
+    ]
+    same = sides["160 <= M <= 700"]["same_scales"]
+    assert same == {"compared": 2, "ratio": 1.7321, "worst": 1.5, "peers": ["torch row-wise", "vllm"]}
+    assert sides["160 <= M <= 700"]["worst"] == 0.4 and sides["160 <= M <= 700"]["ratio"] == pytest.approx(
+        0.3 ** (1 / 3), abs=1e-4
+    )
+    text = verdict_text([class_record("fp8", rows, [])], rows)
+    assert (
+        "M > 128: 1.732 of the best peer with the same scales (goal 1.2), worst 1.50 of 6: torch row-wise, vllm" in text
+    )
+    assert list(class_record("nvfp4", [row | {"op": "nvfp4"} for row in rows], [])["sides"]) == ["M <= 128", "M > 128"]
 
 
 def test_one_rung_is_no_ladder():

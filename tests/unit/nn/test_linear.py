@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import gemmill
 from gemmill.checkpoints.file import CheckpointError, Stored
 from gemmill.checkpoints.folder import open_checkpoint
-from gemmill.nn import Calibration, QuantLinear, linear, load_linears, packed, quantize_module, recipes
+from gemmill.nn import Calibration, QuantLinear, calls, linear, load_linears, packed, quantize_module, recipes
 from gemmill.quantize import quantize_weight
 from stored import layers, save
 
@@ -48,6 +49,31 @@ def test_it_computes_the_product_of_the_quantised_weight(format: str, activation
     assert torch.equal(layer(x.view(1, 5, K)), out.view(1, 5, N)), "leading dimensions stay"
     assert layer(x[:0]).shape == (0, N)
     assert f"{K} -> {N}, {format} weights, {activations} activations" in repr(layer)
+
+
+def test_many_rows_multiply_the_same_operands_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dense op from the threshold on, but not below, of padded weights, or under batch invariance."""
+    dense = []
+    multiply = calls._SCALED_MM
+    monkeypatch.setattr(calls, "_SCALED_MM", lambda *given: (dense.append(given[2].shape), multiply(*given)))
+    run = calls.by_fp8("nvfp4_fp8_mm_rounded", 6)
+    x, bias = drawn(6, K), drawn(128)
+    layer = QuantLinear(quantize_weight(drawn(128, K), "nvfp4"), bias, activations="e4m3")
+    wanted = layer(x)
+    assert not dense
+    layer._run = run
+    found = layer(x)
+    assert dense == [(K, 128)]
+    # The same products are added; f32 rounds each of K sums, then bf16 the result.
+    limit = K * 2**-24 * (x.float().abs() @ quantize_weight(drawn(128, K), "nvfp4").values().abs().float().t()) * 1.1
+    assert ((found.float() - wanted.float()).abs() <= limit + 2**-8 * wanted.float().abs()).all()
+    assert torch.equal(layer(x[:5]), wanted[:5]) and len(dense) == 1, "few rows"
+    with gemmill.batch_invariant():
+        assert torch.equal(layer(x), wanted) and len(dense) == 1
+    for n, k in ((72, K), (128, 384)):
+        padded = QuantLinear(quantize_weight(drawn(n, k), "nvfp4"), activations="e4m3")
+        padded._run = run
+        assert padded(drawn(6, k)).shape == (6, n) and len(dense) == 1, "padded weights"
 
 
 @pytest.mark.parametrize(("format", "activations"), RECIPES)

@@ -1,6 +1,7 @@
 """Rows alone against rows in batches, with ops that keep and break the promise."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def _small(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["scaled_mm", "blockscaled", "grouped_mm", "fused_experts", "sparse_mm", "quant", "kv_cache"]
+    "family", ["scaled_mm", "blockscaled", "grouped_mm", "gated_mm", "fused_experts", "sparse_mm", "quant", "kv_cache"]
 )
 def test_the_reference_keeps_the_promise(family) -> None:
     found = run(family)
@@ -76,6 +77,32 @@ def test_families_of_which_no_call_is_made_are_left_out_and_named(monkeypatch) -
     with pytest.raises(ValueError) as caught:
         run("no_family")
     assert str(caught.value) == "no variant with an order of K to compare, of the families no_family"
+
+
+@pytest.mark.parametrize(
+    ("filters", "told"),
+    [
+        (("rotary=e4m3",), "kv_latent_attention: "),
+        (("family=gated_mm", "group_size=128"), "128"),
+        (("family=gated_mm", "group_size=32"), "32"),
+    ],
+)
+def test_calls_of_some_variants_alone_are_drawn_and_made(filters, told, monkeypatch) -> None:
+    monkeypatch.setattr(batches, "TILE_ROWS", 512)  # 13 rows in tiles of 128 would look like weights
+    campaign = Campaign(replace(FEW, batches=2, pairs=1), seed=5, filters=filters, tell=lambda _: None)
+    subjects, drawn = [], campaign._draw
+    monkeypatch.setattr(campaign, "_draw", lambda subject: (subjects.append(str(subject)), drawn(subject)))
+    found = campaign.run()
+    assert found.total > 0 and not found.different and not found.left_out
+    assert subjects and all(told in subject for subject in subjects)
+
+
+def test_a_filter_that_nothing_fits_is_told() -> None:
+    with pytest.raises(ValueError) as caught:
+        Campaign(FEW, seed=5, families=("quant",), filters=("family=gated_mm",), tell=lambda _: None).run()
+    assert str(caught.value) == (
+        "no variant with an order of K to compare, of the families quant, that fits 'family=gated_mm'"
+    )
 
 
 @pytest.mark.parametrize("kind", [KernelKind.DECODE, KernelKind.ATTEND])

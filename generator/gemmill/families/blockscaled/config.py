@@ -236,7 +236,7 @@ class PackedConfig(_HopperConfig):
         return self.design.tile_m * (2 if self.grouped else 1)
 
     @property
-    def is_wide(self) -> bool:
+    def takes_registers(self) -> bool:
         """Whether its sums take registers that other threads give away: more than leave a thread the registers it needs."""
         return self.design.group is Group.WARPGROUP and self.sums > (64 if self.is_folded else 128)
 
@@ -244,7 +244,7 @@ class PackedConfig(_HopperConfig):
     def ctas_of_sm(self) -> int:
         """CTAs that fit on a multiprocessor with their stages and the rest of their shared memory: two or one."""
         bytes_ = self.design.stages * self.stage_bytes + (4096 if self.is_folded else 2048)
-        return 2 if not self.is_wide and bytes_ <= self.arch.shared_by(2) else 1
+        return 2 if not self.takes_registers and bytes_ <= self.arch.shared_by(2) else 1
 
 
 @dataclass(frozen=True, kw_only=True)

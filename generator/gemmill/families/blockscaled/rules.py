@@ -84,7 +84,7 @@ def _memory(config: PackedConfig) -> Iterator[str]:
 def _together(config: PackedConfig) -> Iterator[str]:
     """Quads of sums with a common addition take registers. Threads have those only where the loader gives its own away."""
     d = config.design
-    takes = config.is_folded and not config.grouped and d.k_groups == 1 and config.is_wide
+    takes = config.is_folded and not config.grouped and d.k_groups == 1 and config.takes_registers
     if d.main_loop is PackedLoop.BATCHED and not takes:
         yield f"quads of a tile of {d.tile_m} rows added up together: only one group along K of more than 64, with scales of rows"
 
@@ -94,7 +94,7 @@ def _stays(config: PackedConfig) -> Iterator[str]:
     d = config.design
     if d.main_loop is not PackedLoop.STAYS:
         return
-    if d.tile_m != 256 or d.k_groups > 1 or d.blocks > 1 or not config.is_wide:
+    if d.tile_m != 256 or d.k_groups > 1 or d.blocks > 1 or not config.takes_registers:
         yield f"tile of {d.tile_m} rows that CTAs take in turns: 256 rows, of one group along K and one block in a stage"
     if config.grouped:
         yield "CTAs that take tiles in turns: scales of rows alone are multiplied at their end"

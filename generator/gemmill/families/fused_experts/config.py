@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gemmill.families.fused_experts.main_loop import LOOPS, Body, MainLoop
+from gemmill.families.fused_experts.main_loop import LOOPS, Body, ExpertLoop
 from gemmill.families.fused_experts.packing import PACKING_NAMES, PACKINGS, SPARSE_GROUPS, Packing
 from gemmill.family import OfOperands, WithoutSettings
 from gemmill.formats.layout import BLOCK_COLUMNS, SIDE, STAGE_COLUMNS
@@ -145,7 +145,7 @@ class PackedDesign:
 
     tile_tokens: int
     """Rows of an expert that a CTA takes together; rows of weights and stages follow from them."""
-    main_loop: MainLoop = MainLoop.GATHERED
+    main_loop: ExpertLoop = ExpertLoop.GATHERED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class PackedExpertsConfig(WithoutSettings):
         return self.design.tile_tokens
 
     @property
-    def main_loop(self) -> MainLoop:
+    def main_loop(self) -> ExpertLoop:
         """The path of an expert's rows to the warps that multiply them."""
         return self.design.main_loop
 

@@ -2,7 +2,7 @@
 
 from gemmill.families.fused_experts import NAME, selections
 from gemmill.families.fused_experts.config import FP4_FORMATS, ExpertsConfig, PackedExpertsConfig
-from gemmill.families.fused_experts.main_loop import MainLoop
+from gemmill.families.fused_experts.main_loop import ExpertLoop
 from gemmill.families.fused_experts.ops import FUSED_EXPERTS, OPS
 from gemmill.families.fused_experts.packed_ops import FUSED_FP4_EXPERTS
 from gemmill.families.fused_experts.questions import QUESTIONS
@@ -22,7 +22,7 @@ def _without_groups(config: ExpertsConfig) -> str:
     return "rows" if config.is_coded else "plain"
 
 
-_LOOP_WORDS = {MainLoop.GATHERED: "", MainLoop.WIDE: "w", MainLoop.PERSISTENT: "o", MainLoop.BOXED: "wo"}
+_LOOP_WORDS = {ExpertLoop.GATHERED: "", ExpertLoop.WIDE: "w", ExpertLoop.PERSISTENT: "o", ExpertLoop.BOXED: "wo"}
 GRAMMAR = Grammar(
     ExpertsConfig,
     (

@@ -8,7 +8,7 @@ from gemmill.families.fused_experts.packing import PACKINGS, Packing
 from gemmill.vocab.format import NVFP4
 
 
-class MainLoop(StrEnum):
+class ExpertLoop(StrEnum):
     """The path of an expert's rows to the warps that multiply them."""
 
     GATHERED = "gathered"
@@ -67,11 +67,10 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 
 
 # Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash, of boxed ones from whole calls of these (H200, 2026-11-23). Those of
-# codes, tiles of 16 to 224 rows, are fitted to eight random layers, those of tiles of 8 rows in order to 13 by tools/fit_experts.py (H200, 2026-11-28;
-# docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
+# codes, tiles of 16 to 224 rows, are fitted to eight random layers, of 48 rows to six others, those of tiles of 8 rows in order to 13 by
+# tools/fit_experts.py (H200, 2026-11-28; docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
-    sparse_header="gemm/sparse_e2m1.cuh",
     launch="launch_packed_experts",
     first="PreparePacked",
     params="PackedParams",
@@ -87,16 +86,16 @@ _BY_GROUPS = Body(
 )
 _BY_WARPS = replace(
     _BY_GROUPS,
-    products=("InterleavedWarpProducts", "SparseWarpProducts"),
+    products=("RowWarpProducts", "RowWarpProducts"),
     by_warps=True,
     stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
     row_groups={8: 1, 16: 1},
     tile_ps={8: 300, 16: 370},
     code_ps={},
 )
-LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
-    MainLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
-    MainLoop.WIDE: (
+LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
+    ExpertLoop.GATHERED: (_BY_WARPS, _BY_GROUPS),
+    ExpertLoop.WIDE: (
         replace(
             _BY_WARPS,
             stages=_of(_DENSE, {8: 4}) | _of(_SPARSE, {8: 5}),
@@ -105,7 +104,7 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             begin_ns=15000,
         ),
     ),
-    MainLoop.PERSISTENT: (
+    ExpertLoop.PERSISTENT: (
         Body(
             header="persistent_decode",
             product="DecodeMm<Products, cutlass::bfloat16_t, {epilogue}>",
@@ -123,14 +122,14 @@ LOOPS: Mapping[MainLoop, tuple[Body, ...]] = {
             first="PreparePrefill",
             product="PrefillMm<{block}, kTokens, kStages, {epilogue}>",
             epilogues=("PrefillGatedRows", "PrefillParts"),
-            stages=_of(_FOLDED, {32: 7, 112: 8, 224: 4}),
-            row_groups={32: 2, 112: 2, 224: 2},
-            tile_ps={32: 309, 112: 447, 224: 578},
+            stages=_of(_FOLDED, {32: 7, 48: 6, 112: 8, 224: 4}),
+            row_groups={32: 2, 48: 2, 112: 2, 224: 2},
+            tile_ps={32: 309, 48: 322, 112: 447, 224: 578},
             begin_ns=28400,
-            code_ps={32: 3270, 112: 490, 224: 2110},
+            code_ps={32: 3270, 48: 3000, 112: 490, 224: 2110},
         ),
     ),
-    MainLoop.BOXED: (
+    ExpertLoop.BOXED: (
         Body(
             header="persistent_upcast",
             sparse_header="fused_experts/sparse_upcast.cuh",

@@ -5,9 +5,7 @@ class differ in the instruction, in the division of K, and in the type of the pa
 """
 
 from gemmill.families.fused_experts.config import AnyConfig, ExpertsConfig, PackedExpertsConfig
-from gemmill.families.fused_experts.main_loop import MainLoop
 from gemmill.family import Order
-from gemmill.formats.layout import STAGE_COLUMNS
 from gemmill.vocab import DType
 
 _PARTS = "experts added as {}"
@@ -27,13 +25,11 @@ def _of_plain(config: ExpertsConfig) -> Order | None:
 
 
 def _of_packed(config: PackedExpertsConfig) -> Order | None:
-    if config.by_warps:
-        return _order("mma.sync", 0, f"four quarters of {STAGE_COLUMNS} columns")
-    if config.main_loop is MainLoop.BOXED:
-        # A larger tile multiplies up to 16 rows of an expert by `mma.sync`, and more by `wgmma`. On Hopper both give the same bits:
+    if not config.is_coded:
+        # Tiles multiply up to 16 rows of an expert by `mma.sync`, and more by `wgmma`, along all of K. On Hopper both give the same bits:
         # tests/families/fused_experts/gpu/test_one_order.py compares them.
         return _order("mma.sync", 0, "a warp along all of K")
-    return _order("wgmma", 0, _PARTS.format(config.out_dtype if config.is_coded else DType.F32))
+    return _order("wgmma", 0, _PARTS.format(config.out_dtype))
 
 
 def _order(instruction: str, promoted_k: int, loop: str) -> Order:

@@ -19,19 +19,19 @@ from gemmill.families.fused_experts.config import (
     PackedExpertsConfig,
     PackedOperands,
 )
-from gemmill.families.fused_experts.main_loop import MainLoop
+from gemmill.families.fused_experts.main_loop import ExpertLoop
 from gemmill.families.fused_experts.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
-_PACKED: dict[str, dict[MainLoop, tuple[int, ...]]] = {
-    "nvfp4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
-    "mxfp4": {MainLoop.GATHERED: (8, 32, 128)},
-    "nvfp4_2to4": {MainLoop.GATHERED: (8,), MainLoop.WIDE: (8,), MainLoop.BOXED: (16, 64)},
-    "mxfp4_e4m3": {MainLoop.GATHERED: (16,), MainLoop.PERSISTENT: (8, 32, 112, 224)},
+_PACKED: dict[str, dict[ExpertLoop, tuple[int, ...]]] = {
+    "nvfp4": {ExpertLoop.GATHERED: (8,), ExpertLoop.WIDE: (8,), ExpertLoop.BOXED: (16, 64)},
+    "mxfp4": {ExpertLoop.GATHERED: (8, 32, 128)},
+    "nvfp4_2to4": {ExpertLoop.GATHERED: (8,), ExpertLoop.WIDE: (8,), ExpertLoop.BOXED: (16, 64)},
+    "mxfp4_e4m3": {ExpertLoop.GATHERED: (16,), ExpertLoop.PERSISTENT: (8, 32, 48, 112, 224)},
 }
 """Tiles of packed weights in the default selection, by their rows of an expert. The model chooses no others."""
-_BY_WARPS: dict[str, dict[MainLoop, tuple[int, ...]]] = {
-    packing: {MainLoop.GATHERED: (8, 16), MainLoop.WIDE: (8,)} for packing in ("nvfp4", "mxfp4", "nvfp4_2to4")
+_BY_WARPS: dict[str, dict[ExpertLoop, tuple[int, ...]]] = {
+    packing: {ExpertLoop.GATHERED: (8, 16), ExpertLoop.WIDE: (8,)} for packing in ("nvfp4", "mxfp4", "nvfp4_2to4")
 }
 """Those of sm120f."""
 
@@ -104,7 +104,7 @@ def packed(arch: Arch) -> Iterator[PackedExpertsConfig]:
     for packing in PACKINGS if arch is not Arch.SM100A else ():
         activations = CODED if packing.is_coded else DType.BF16
         operands = PackedOperands(format=packing.format, sparse_group=packing.sparse_group, activations=activations)
-        for loop in MainLoop:
+        for loop in ExpertLoop:
             kind = PackedExpertsConfig(
                 operands=operands, design=PackedDesign(tile_tokens=16, main_loop=loop), arch=arch
             )

@@ -2,8 +2,8 @@
 
 The host does not know how rows are dealt to experts. The model takes each row as dealt at random, so an expert's number of
 rows has a deviation of its root. Tiles are dealt evenly to multiprocessors, each of which takes one after another. The device
-reads weights of experts with rows once, beside what multiprocessors load again from L2. One step of a tile takes its tensor
-core's time, or its loads' where these take longer.
+reads weights of experts with rows once; multiprocessors load them again from L2. One step of a tile takes its tensor core's
+time, or its loads' where these take longer.
 """
 
 import math

@@ -1,8 +1,9 @@
 """The analytic model that chooses the number of slices of a sequence's tokens.
 
 It mirrors kernels/kv_cache/model.cpp. A block takes a tile of query rows and a run of slices of the tokens, stage by stage.
-Blocks run in rounds, and a last launch adds up the slices. Constants are fitted to times of an H200
-(docs/notes/kv_cache.md). Tables of measured shapes have the last word.
+Blocks run in rounds, and a last launch adds up the slices. Kernels of pages and slots deal tokens out on the device, by lengths
+that the host does not know (kernels/kv_cache/shared/length_deal.cuh): of those the model takes all sequences as long as the
+longest. Constants are fitted to times of an H200 (docs/notes/kv_cache.md). Tables of measured shapes have the last word.
 """
 
 from typing import NamedTuple
@@ -17,19 +18,19 @@ class RowFacts(NamedTuple):
 
     half_waves: int = 0
     """Halves of the device's blocks that slices are to fill."""
-    most_narrow: int = 0
-    """Flat rows up to which tiles are narrow. Flat rows are query rows times query heads of a KV head."""
-    narrow_rows: int = 0
-    wide_rows: int = 0
-    narrow_tokens: int = 0
-    """Tokens of a narrow tile's stage, times heads."""
-    wide_tokens: int = 0
+    most_few: int = 0
+    """Flat rows up to which a call has few. Flat rows are query rows times query heads of a KV head."""
+    few_rows: int = 0
+    many_rows: int = 0
+    few_tokens: int = 0
+    """Tokens of a stage of a tile of few rows, times heads."""
+    many_tokens: int = 0
     heads: int = 0
     """KV heads of a block, at most."""
     blocks_of_sm: int = 0
-    narrow_ps: int = 0
-    """Picoseconds of a narrow tile's stage."""
-    wide_ps: int = 0
+    few_ps: int = 0
+    """Picoseconds of a stage of a tile of few rows."""
+    many_ps: int = 0
     start_ps: int = 0
     """Picoseconds of a block apart from its stages."""
     slice_ps: int = 0
@@ -38,15 +39,21 @@ class RowFacts(NamedTuple):
     """Slices of each sequence, whatever the batch; 0: as many as half waves say."""
     sum_ps: int = 0
     """Picoseconds of a block that the sum of a group's slice takes; 0 where groups take no runs of slices."""
-    narrow_groups: int = 0
-    """Groups of warps of a block with a narrow tile, each of which takes a run of fixed slices."""
-    wide_groups: int = 0
+    few_groups: int = 0
+    """Groups of warps of a block with a tile of few rows, each of which takes a run of fixed slices."""
+    many_groups: int = 0
 
 
 def slices_of(tiles: int, stages: int, blocks: int, half_waves: int, fixed: int = 0) -> int:
     """How many slices the tokens of each of `tiles` tiles are dealt out in, on a device that holds `blocks` blocks; `fixed`
     where it is not 0."""
     return fixed or min(max(half_waves * blocks // (2 * max(tiles, 1)), 1), max(stages, 1))
+
+
+def parts_of(batch: int, blocks_of_part: int, stages: int, capacity: int, half_waves: int, fixed: int = 0) -> int:
+    """How many parts all sequences have at most, where the device deals tokens out by lengths. Mirrors kernels/kv_cache/slices.h."""
+    wave = max(half_waves * capacity // (2 * max(blocks_of_part, 1)), 1)
+    return min(wave if 2 * batch <= wave else batch + wave - 1, batch * max(min(stages, fixed) if fixed else stages, 1))
 
 
 class Deal(NamedTuple):
@@ -63,7 +70,7 @@ LEAST_STAGES = 8
 """Stages of a fixed slice, at least: each slice costs its group of warps a sum of all of them."""
 START_STAGES = 12
 """Stages in whose time a block starts and ends."""
-SUM_STAGES = 1
+SUM_STAGES = 2
 """Stages in whose time a group sums up a slice."""
 
 
@@ -108,15 +115,18 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     batch, rows, query_heads, kv_heads, length = call.sizes
     kv_heads = max(kv_heads, 1)
     flat = rows * (query_heads // kv_heads)
-    is_wide, heads = flat > facts.most_narrow, 1
+    has_many, heads = flat > facts.most_few, 1
     while heads < facts.heads and kv_heads % (2 * heads) == 0:
         heads *= 2
-    tiles = batch * (kv_heads // heads) * -(-flat // (facts.wide_rows if is_wide else facts.narrow_rows))
-    stages = -(-length // ((facts.wide_tokens if is_wide else facts.narrow_tokens) // heads))
+    tiles = batch * (kv_heads // heads) * -(-flat // (facts.many_rows if has_many else facts.few_rows))
+    stages = -(-length // ((facts.many_tokens if has_many else facts.few_tokens) // heads))
     capacity = sm_count * facts.blocks_of_sm
-    stage_ps = facts.wide_ps if is_wide else facts.narrow_ps
-    if facts.sum_ps and facts.slices > 1:
-        groups = facts.wide_groups if is_wide else facts.narrow_groups
+    stage_ps = facts.many_ps if has_many else facts.few_ps
+    if facts.sum_ps and facts.slices <= 1:
+        parts = parts_of(batch, tiles // max(batch, 1), stages, capacity, facts.half_waves, facts.slices)
+        return _by_length_ns(facts, tiles, stages, capacity, stage_ps, parts // max(batch, 1))
+    if facts.sum_ps:
+        groups = facts.many_groups if has_many else facts.few_groups
         slices, blocks, least = deal_of(tiles, stages, capacity, facts.half_waves, facts.slices, groups)
         of_slice = max(-(-stages // slices), least)
         slices = max(-(-stages // of_slice), 1)
@@ -128,3 +138,13 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     rounds = -(-tiles * blocks // capacity)
     block = float(of_all) * float(stage_ps) + float(facts.start_ps + of_run * facts.sum_ps)
     return (float(rounds) * block + float(slices) * float(facts.slice_ps)) / 1000.0
+
+
+def _by_length_ns(facts: RowFacts, tiles: int, stages: int, capacity: int, stage_ps: int, most: int) -> float:
+    """Of the best number of slices of a sequence, up to `most`."""
+
+    def picoseconds(slices: int) -> float:
+        block = float(-(-stages // slices)) * float(stage_ps) + float(facts.start_ps)
+        return float(-(-tiles * slices // capacity)) * block + float(slices) * float(facts.slice_ps)
+
+    return min(map(picoseconds, range(1, max(most, 1) + 1))) / 1000.0

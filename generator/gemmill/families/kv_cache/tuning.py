@@ -15,11 +15,13 @@ _MOST = 2**62
 _WORD = 1_000_000
 _NARROW_PS = 330_000
 """Picoseconds of 64 tokens of 128 elements in 4 bits by eight rows: 42.6 us of 128 stages (H200, 2026-11-22)."""
-_SUM_PS = 200_000
-"""Picoseconds of a block that the sum of a group's slice takes: 350 clocks of issue, predicted."""
+_SUM_PS = 576_000
+"""Picoseconds of a block that the sum of a group's slice takes: 35.7 us for 62 of 64 x 8K, held less free (H200, 2026-11-28, 1cc0c57f)."""
+_SLOT_SUM_PS = 2_280_000
+"""The same of slots: 70.7 us for 31."""
 _LATENT_PS = 5_400_000
 """Picoseconds of 64 latents by 16 rows: 92.9 us for 16 stages of 128 blocks (H200, 2026-11-27, 3332e200)."""
-_WIDE_LATENT_PERMILLE = 2300
+_MANY_LATENT_PERMILLE = 2300
 """The permille of `_LATENT_PS` that 64 rows take, an estimate from clocks of shared memory."""
 _LATENT_TILE_PS = {16: 1_630_000, 32: 1_720_000}
 """Picoseconds of 64 latents by WGMMA and so many rows: 49.3 and 51.7 us of 16 x 8K by 16 heads (H200, 2026-11-27, e2544502)."""
@@ -29,7 +31,7 @@ _MOST_SHARE = 128
 """Elements of a vector that a warp takes of slots."""
 _ROWS_PS = 1_540_000
 """Picoseconds that WGMMA takes of as many tokens by 128 rows: 13.5 ms for 4,096 rows over 69,632 tokens (H200, 2026-11-27, 3332e200)."""
-_WIDE_PERMILLE = 1600
+_MANY_PERMILLE = 1600
 """The permille of `_NARROW_PS` that 16 rows take of eight warps."""
 _TWELVE_PERMILLE = 1480
 """The same of twelve: 68.1 us for 73.5 of four rows at 8 x 16K (H200, 2026-11-27, 3332e200)."""
@@ -50,21 +52,21 @@ def _facts_of_tiles(config: KvCacheConfig) -> RowFacts:
     stage = (_ROWS_PS if is_many else _NARROW_PS * _TWELVE_PERMILLE // 1000) * config.operands.head_dim // 128
     return RowFacts(
         half_waves=config.half_waves,
-        most_narrow=2**31,
-        narrow_rows=config.tile_rows,
-        wide_rows=config.tile_rows,
-        narrow_tokens=64,
-        wide_tokens=64,
+        most_few=2**31,
+        few_rows=config.tile_rows,
+        many_rows=config.tile_rows,
+        few_tokens=64,
+        many_tokens=64,
         heads=1,
         blocks_of_sm=1,
-        narrow_ps=stage,
-        wide_ps=stage,
+        few_ps=stage,
+        many_ps=stage,
         start_ps=(8 if is_many else 4) * _WORD,
         slice_ps=125_000,
         slices=config.slices,
         sum_ps=0 if is_many else _SUM_PS,
-        narrow_groups=3,
-        wide_groups=3,
+        few_groups=3,
+        many_groups=3,
     )
 
 
@@ -74,21 +76,21 @@ def _facts_of_pages(config: KvCacheConfig) -> RowFacts:
     stage = _NARROW_PS * elements // 256
     return RowFacts(
         half_waves=config.half_waves,
-        most_narrow=most,
-        narrow_rows=8,
-        wide_rows=16,
-        narrow_tokens=64,
-        wide_tokens=64,
+        most_few=most,
+        few_rows=8,
+        many_rows=16,
+        few_tokens=64,
+        many_tokens=64,
         heads=1,
         blocks_of_sm=1,
-        narrow_ps=stage,
-        wide_ps=stage * _WIDE_PERMILLE // 1000,
+        few_ps=stage,
+        many_ps=stage * _MANY_PERMILLE // 1000,
         start_ps=4 * _WORD,
         slice_ps=125_000,
         slices=config.slices,
         sum_ps=_SUM_PS,
-        narrow_groups={192: 2, 256: 2, 512: 1}.get(config.operands.head_dim, 4),
-        wide_groups=2,
+        few_groups={192: 2, 256: 2, 512: 1}.get(config.operands.head_dim, 4),
+        many_groups=2,
     )
 
 
@@ -96,15 +98,15 @@ def _facts_of_latents(config: KvCacheConfig) -> RowFacts:
     rows = config.tile_rows
     return RowFacts(
         half_waves=config.half_waves,
-        most_narrow=16,
-        narrow_rows=rows or 16,
-        wide_rows=rows or 64,
-        narrow_tokens=64,
-        wide_tokens=64,
+        most_few=16,
+        few_rows=rows or 16,
+        many_rows=rows or 64,
+        few_tokens=64,
+        many_tokens=64,
         heads=1,
         blocks_of_sm=1,
-        narrow_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS),
-        wide_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS * _WIDE_LATENT_PERMILLE // 1000),
+        few_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS),
+        many_ps=_LATENT_TILE_PS.get(rows, _LATENT_PS * _MANY_LATENT_PERMILLE // 1000),
         start_ps=4 * _WORD,
         slice_ps=125_000,
         slices=config.slices,
@@ -116,36 +118,36 @@ def _facts_of_slots(config: KvCacheConfig) -> RowFacts:
     tokens, stage = 128 * share // config.operands.head_dim, 2 * _NARROW_PS * share // _MOST_SHARE
     return RowFacts(
         half_waves=config.half_waves,
-        most_narrow=2**31,
-        narrow_rows=8,
-        wide_rows=8,
-        narrow_tokens=tokens,
-        wide_tokens=tokens,
+        most_few=2**31,
+        few_rows=8,
+        many_rows=8,
+        few_tokens=tokens,
+        many_tokens=tokens,
         heads=tokens // 16,
         blocks_of_sm=1,
-        narrow_ps=stage,
-        wide_ps=stage,
+        few_ps=stage,
+        many_ps=stage,
         start_ps=8 * _WORD,
         slice_ps=30_000,
         slices=config.slices,
-        sum_ps=_SUM_PS,
-        narrow_groups=2,
-        wide_groups=2,
+        sum_ps=_SLOT_SUM_PS,
+        few_groups=2,
+        many_groups=2,
     )
 
 
 def _facts_of_any(config: KvCacheConfig) -> RowFacts:
     return RowFacts(
         half_waves=config.half_waves,
-        most_narrow=32,
-        narrow_rows=16,
-        wide_rows=128,
-        narrow_tokens=128,
-        wide_tokens=64,
+        most_few=32,
+        few_rows=16,
+        many_rows=128,
+        few_tokens=128,
+        many_tokens=64,
         heads=1,
         blocks_of_sm=2,
-        narrow_ps=15 * _WORD,
-        wide_ps=14 * _WORD,
+        few_ps=15 * _WORD,
+        many_ps=14 * _WORD,
         start_ps=30 * _WORD,
         slice_ps=125_000,
         slices=config.slices,

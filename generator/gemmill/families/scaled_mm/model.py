@@ -196,15 +196,10 @@ def model_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
     return estimate * exp(log_of(properties_of(terms, times))) if is_corrected(of.facts) else estimate
 
 
-def order_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
-    """The estimate without the trees, by which orders of slices are compared."""
-    estimate: float = times_of(terms_of(of, call, sm_count), FITTED).total
-    return estimate
-
-
 def least_ns(of: Row, call: ShapedCall, sm_count: int) -> float:
     """A number that `model_ns` is not below, found without the trees."""
-    return order_ns(of, call, sm_count) * exp(LEAST_LOG)
+    estimate: float = times_of(terms_of(of, call, sm_count), FITTED).total
+    return estimate * exp(LEAST_LOG)
 
 
 def is_corrected(row: RowFacts) -> bool:

@@ -14,7 +14,7 @@ _BEGIN_NS = 799.0
 _MEMORY = 4480.0
 """Bytes that memory gives in a nanosecond."""
 _SHARE = 0.485
-"""Of the shorter of the multiprocessors' and the memory's time, what the other does not hide."""
+"""The part of the shorter of the multiprocessors' and the memory's time that the other does not hide."""
 
 
 class RowFacts(NamedTuple):

@@ -37,9 +37,15 @@ def library(names: Sequence[str], toolchain: ToolchainPaths, folder: Path) -> ct
 
 
 def launched(
-    kernels: ctypes.CDLL, name: str, given: dict[str, Any], sm_count: int = 132, slices: int = 0
+    kernels: ctypes.CDLL,
+    name: str,
+    given: dict[str, Any],
+    sm_count: int = 132,
+    slices: int = 0,
+    kept: list[Tensor] | None = None,
 ) -> tuple[Given, Given]:
-    """Arguments before and after a launch of a kernel on a device of so many multiprocessors. `slices` is an attention's setting."""
+    """Arguments before and after a launch of a kernel on a device of so many multiprocessors. `slices` is an attention's setting, and `kept`
+    gets the workspace."""
     before = {n: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else v for n, v in given.items()}
     symbol, how = f"gemmill_sm90a_kvcache_{name}", Launch(sm_count=sm_count)
     args = arguments_of(given)
@@ -49,6 +55,8 @@ def launched(
         size = getattr(kernels, f"{symbol}_workspace")(ctypes.byref(args), ctypes.byref(how))
         memory = torch.full((size,), 0xFF, dtype=torch.uint8)
         how.workspace = memory.data_ptr()
+        if kept is not None:
+            kept.append(memory)
     assert getattr(kernels, symbol)(ctypes.byref(args), ctypes.byref(how)) == 0
     return before, given
 

@@ -20,6 +20,7 @@ from gemmill.build.toolchain import ToolchainPaths
 from gemmill.families.kv_cache.cases.calls import CompressCase, DecodeCase, DecompressCase, HadamardCase
 from gemmill.families.kv_cache.cases.judging import parts, ranges, report
 from gemmill.families.kv_cache.cases.latent_calls import LatentCase
+from gemmill.families.kv_cache.model import parts_of
 from gemmill.families.kv_cache.ops import DECODE
 from gemmill.numerics.cases import CodeRange
 from gemmill.runtime.on_cpu import by_reference
@@ -192,6 +193,19 @@ def test_adds_many_slices_of_long_vectors(kernels: ctypes.CDLL) -> None:
     """Eleven, by a block a row."""
     case = DecodeCase(head_dim=512, format="k_eden4_v_eden4", lengths=(700,), heads=2, kv_heads=1, has_sinks=True)
     assert_right(kernels, "decode_bf16_d512_k4v4", case, sm_count=40)
+
+
+def test_lengths_on_the_device_deal_tokens_out(kernels: ctypes.CDLL) -> None:
+    """Of 40 sequences, more than a warp has lanes, two are long: these have the slices that the others leave, of about a length."""
+    lengths = (1, 1300, *[17, 0, 64] * 12, 3, 700)
+    case = DecodeCase(lengths=lengths, heads=2, kv_heads=1, page=16, dtype=DType.F16)
+    given, kept = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True)), []
+    assert not report(parts(case.schema.name, *launched(kernels, SMALL, given, sm_count=60, kept=kept)))
+    first, slices = kept[0][-8 * len(lengths) :].view(torch.int32).view(-1, 2).unbind(1)
+    assert torch.equal(first[1:], slices.cumsum(0, dtype=torch.int32)[:-1]) and not first[0]
+    assert int(slices.sum()) <= parts_of(len(lengths), 1, 21, 60, 2) and int(slices.sum()) <= 60, "one round"
+    long = slices[[1, -1]].tolist()
+    assert long[0] > long[1] > 3 and slices.sum() - sum(long) == len(lengths) - 2
 
 
 DEALT: dict[str, dict[str, Any]] = {

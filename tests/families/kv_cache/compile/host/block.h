@@ -164,6 +164,25 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
     return sum;
   });
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return on_host::exchange(value, [&](auto of) {
+    unsigned most = 0;
+    for (int lane = 0; lane < 32; ++lane) most = std::max<unsigned>(most, of(lane));
+    return most;
+  });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return on_host::exchange(value, [&](auto of) {
+    unsigned least = ~0u;
+    for (int lane = 0; lane < 32; ++lane) least = std::min<unsigned>(least, of(lane));
+    return least;
+  });
+}
+template <class Value>
+Value __shfl_up_sync(unsigned, Value value, int distance) {
+  int const lane = on_host::block.current % 32;
+  return on_host::exchange(value, [&](auto of) { return of(lane < distance ? lane : lane - distance); });
+}
 inline void __syncwarp() { on_host::meet(on_host::warp().meeting, 32); }
 inline void __syncthreads() { on_host::meet(on_host::block.meetings[0], on_host::block.threads); }
 
@@ -172,6 +191,7 @@ inline int __ffs(int word) { return __builtin_ffs(word); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift % 32));
 }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; }
 inline unsigned __float_as_uint(float x) {
