@@ -310,14 +310,17 @@ def report(record: Mapping[str, Any], lines: Lines, path: Path) -> int:
     rows = list(lines.results.values())
     shapes = [row for row in rows if row["kind"] == "shape"]
     found_ladders = [row for row in rows if row["kind"] == "ladder"]
+    family = record["family"]
     classes = [
-        class_record(op, [row for row in shapes if row["op"] == op], [row for row in found_ladders if row["op"] == op])
+        class_record(
+            op, [row for row in shapes if row["op"] == op], [row for row in found_ladders if row["op"] == op], family
+        )
         for op in record["classes"].split(",")
     ]
     spent = {kind: round(sum(row["seconds"] for row in rows if row["kind"] == kind), 1) for kind in ("shape", "ladder")}
     whole = dict(record) | {"seconds": spent, "verdict": classes, "rows": shapes, "ladders": found_ladders}
     write_json(whole, path, indent=None)
-    print(verdict_text(classes, shapes))
+    print(verdict_text(classes, shapes, family))
     print(f"seconds: {json.dumps(spent)}; written: {path}")
     for key in lines.lost:
         print(f"begun and never ended: {key}", file=sys.stderr)

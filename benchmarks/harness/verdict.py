@@ -43,20 +43,29 @@ GOALS: dict[str, dict[str, Goal]] = {
     MeasuredOp.BF16: {FEW: Goal(ratio=1.06, worst=0.93), MANY: Goal(ratio=1.00, worst=0.92)},
     MeasuredOp.INT8: {FEW: Goal(ratio=1.37, worst=0.95), MANY: Goal(ratio=1.34, worst=0.95)},
 }
-"""By class and side. MIDDLE is a side of the classes alone that have a goal for it."""
+"""Of scaled GEMMs, by class and side. MIDDLE is a side of the classes alone that have a goal for it."""
+GOALS_OF = "scaled_mm"
+"""The family of these classes: others have classes of the same names."""
 LEAST_RATIO, LOW_RATIO = 0.93, 0.97
 MEAN_REGRET, MOST_REGRET = 0.02, 0.12
 MOST_STEP = 1.05
 """No M takes more than so many times the time of any larger M."""
 
 
-def class_record(op: str, shapes: Sequence[Mapping[str, Any]], ladders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def goals_of(family: str, op: str) -> Mapping[str, Goal]:
+    """The goals of a family's class by side; none where there are none."""
+    return GOALS.get(op, {}) if family == GOALS_OF else {}
+
+
+def class_record(
+    op: str, shapes: Sequence[Mapping[str, Any]], ladders: Sequence[Mapping[str, Any]], family: str = GOALS_OF
+) -> dict[str, Any]:
     """The figures of a class: of shapes that count, and of ladders of M."""
     modelled = [row for row in shapes if _counted(row)]
     sides = {
         label: side_record([row for row in modelled if takes(row[row["sizes"][0]] if "sizes" in row else row["m"])])
         for label, takes in SIDES.items()
-        if label in (FEW, MANY) or label in GOALS.get(op, {})
+        if label in (FEW, MANY) or label in goals_of(family, op)
     }
     steps = [step for ladder in ladders if (step := worst_step(ladder["rungs"])) is not None]
     return {
@@ -135,12 +144,19 @@ def worst_step(rungs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"ratio": round(low["us"] / high["us"], 4), "low": dict(low), "high": dict(high)}
 
 
-def verdict_text(classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]]) -> str:
+def verdict_text(
+    classes: Iterable[Mapping[str, Any]], shapes: Sequence[Mapping[str, Any]], family: str = GOALS_OF
+) -> str:
     """All of it for a reader: figures, goals, worst cases with their names."""
     lines: list[str] = []
     for found in classes:
         of_class = [row for row in shapes if row["op"] == found["op"] and _counted(row)]
-        lines += [*_figures(found), *_worst_ratios(of_class), *_worst_regrets(of_class), *_steps(found["steps"])]
+        lines += [
+            *_figures(found, goals_of(family, found["op"])),
+            *_worst_ratios(of_class),
+            *_worst_regrets(of_class),
+            *_steps(found["steps"]),
+        ]
         lines += _only(found["only"], [row for row in shapes if row["op"] == found["op"] and row.get("only")])
     return "\n".join(lines)
 
@@ -161,8 +177,7 @@ def _only(found: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) ->
     ]
 
 
-def _figures(found: Mapping[str, Any]) -> list[str]:
-    goals = GOALS.get(found["op"], {})
+def _figures(found: Mapping[str, Any], goals: Mapping[str, Goal]) -> list[str]:
     lines = [f"== {found['op']}: {found['shapes']} shapes, {found['ladders']} ladders"]
     for label, side in found["sides"].items():
         goal = goals.get(label)

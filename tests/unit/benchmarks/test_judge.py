@@ -227,6 +227,10 @@ def test_each_goal_of_a_class_has_its_figure():
         "M > 128: 1.732 of the best peer with the same scales (goal 1.2), worst 1.50 of 6: torch row-wise, vllm" in text
     )
     assert list(class_record("nvfp4", [row | {"op": "nvfp4"} for row in rows], [])["sides"]) == ["M <= 128", "M > 128"]
+    of_sparse = class_record("fp8", rows, [], "sparse_mm")
+    assert list(of_sparse["sides"]) == ["M <= 128", "M > 128"] and "goal 1.1" not in verdict_text(
+        [of_sparse], rows, "sparse_mm"
+    )
 
 
 def test_one_rung_is_no_ladder():

@@ -155,8 +155,12 @@ def _facts_of_any(config: KvCacheConfig) -> RowFacts:
 
 
 def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
-    """A row of the config's own class. The kernel of any format has those of slots too that not every build has kernels for."""
-    x, served = config.operands, [config]
+    """A row of the config's own class. The kernel of any format has those of slots too that not every build has kernels for.
+
+    A free choice passes over fixed slices where lengths deal tokens out: of ragged batches they took up to 1.31 times the time of
+    kernels without (H200, 2026-11-28, 7fa53222, docs/notes/kv_cache.md), and the host knows no lengths.
+    """
+    x, served, facts = config.operands, [config], _facts(config)
     if config.kind is KernelKind.ATTEND and x.slots is Slots.ANY and x.head_dim != COMMON_HEAD_DIM:
         formats = (slots for slots in offered_slots(config.kind, x.head_dim) if slots is not Slots.ANY)
         served += [replace(config, operands=replace(x, slots=slots)) for slots in formats]
@@ -167,7 +171,8 @@ def _rows(config: KvCacheConfig, kernel: int) -> Iterator[Row]:
             most=_MOST,
             alignments=(),
             least=(0,) * len(_SIZES),
-            facts=_facts(config),
+            facts=facts,
+            held_only=facts.sum_ps > 0 and config.slices > 1,
         )
 
 
