@@ -199,7 +199,7 @@ def _latents() -> dict[str, dict[str, Any]]:
     impl = _stand_in("MLACommonImpl", _stand_in("MLAAttentionImpl", object))
     impl.__init__ = lambda self, **named: vars(self).update(named)
     return {
-        "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
+        "vllm.config": {},
         "vllm.config.cache": {
             "is_known_kv_cache_dtype": lambda name: name in known,
             "register_kv_cache_dtype": register,
@@ -261,9 +261,6 @@ def vllm_modules() -> dict[str, ModuleType]:
     def prepare(*given: Any, **named: Any) -> Any:
         return "vLLM's"
 
-    def set_up(world_size: int = -1, rank: int = -1, **named: Any) -> str:
-        return "vLLM's"
-
     def processed(model: Any, model_config: Any, target_device: Any) -> None:
         for kernel, layer in model:
             kernel.process_weights_after_loading(layer)
@@ -283,8 +280,6 @@ def vllm_modules() -> dict[str, ModuleType]:
             "cutlass_moe_mm": lambda *given, **named: "vLLM's",
             "gather_and_maybe_dequant_cache": lambda *given: "vLLM's",
         },
-        "vllm.distributed": {"init_distributed_environment": set_up},
-        "vllm.distributed.parallel_state": {"init_distributed_environment": set_up},
         "vllm.utils": {},
         "vllm.utils.deep_gemm": {
             "m_grouped_fp8_gemm_nt_contiguous": lambda *given, **named: "vLLM's",

@@ -21,8 +21,6 @@ _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
     "vllm": {
         "vllm.plugins": ["load_general_plugins"],
-        "vllm.distributed.parallel_state": ["init_distributed_environment"],
-        "vllm.config.vllm": ["get_current_vllm_config_or_none"],
         "vllm.model_executor.kernels.linear": [
             "_POSSIBLE_FP8_KERNELS",
             "_POSSIBLE_FP8_BLOCK_KERNELS",
