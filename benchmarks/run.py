@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         path = options.out_dir / (options.name or result_stem(options.family, record))
         measurements: list[Measurement] = []
+        left_out = [str(workload) for workload in workloads]
         for found in measured(workloads, field, maker, timer, method, options.limit_seconds):
             measurements.append(found)
             left_out = [str(workload) for workload in workloads[len(measurements) :]]
@@ -109,8 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             whole = figures(record | told, measurements, field)
             indent = 1 if record["kind"] == "comparison" else None
             write_json(whole, path.with_name(f"{path.name}.json"), indent=indent)
-    if not measurements:
-        return 1
+        if not measurements:
+            told = {"while_measuring": monitor.summary(), "left_out": left_out}
+            write_json(figures(record | told, measurements, field), path.with_name(f"{path.name}.json"), indent=1)
+            print(f"{len(left_out)} shapes left out, from {left_out[0]} on")
+            return 1
     report = report_backends if options.by_backend else report_sweep if options.variants else report_comparison
     report(whole, measurements, field, path)
     if left_out:

@@ -30,7 +30,7 @@ KEEPS: dict[tuple[str, str], set[str]] = {
     ("show", "--sass"): {"--source", "--select", "--arch", "--build"},
     ("export", "--hub"): {"--out", "--build", "--experimental"},
     ("verify", "--quick"): {"--build", "--json"},
-    ("verify", "--batch-invariant"): {"--pairs", "--seconds", "--seed", "--family", "--build", "--json"},
+    ("verify", "--batch-invariant"): {"--pairs", "--seconds", "--seed", "--family", "--filter", "--build", "--json"},
     ("fuzz", "--only"): {"--op", "--seed", "--gpu", "--timeout", "--build", "--json"},
     ("fuzz", "--cpu"): {"--op", "--seconds", "--calls", "--seed", "--only", "--jobs", "--timeout", "--json"},
     ("table show", "FILE"): {"--json"},

@@ -311,7 +311,7 @@ def test_bodies_of_the_default_selection() -> None:
     bodies = {program.structure_of(config) for config in configs}
     templates = {REGISTRY.kernels_of(x).spell(x).template for x in configs if REGISTRY.kernels_of(x).dsl is None}
     of_dsl = {f"{REGISTRY.family_of(x).name}/{x.tag}" for x in configs if REGISTRY.kernels_of(x).dsl is not None}
-    assert {template for template, _ in bodies} == templates | of_dsl and len(of_dsl) == 5
+    assert {template for template, _ in bodies} == templates | of_dsl and len(of_dsl) == 4
     assert 300 < len(bodies) < 600 < len(configs)
 
 

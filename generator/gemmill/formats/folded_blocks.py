@@ -106,10 +106,10 @@ def rounded_rows(blocks: Tensor) -> Tensor:
 def _pairs(device: torch.device) -> tuple[Tensor, Tensor]:
     """Two operands' magnitudes as an int16, by 128 * byte of the scale + byte of two magnitudes of codes; and the shifts that
     bring the signs of a word's first and last four codes to the sign bits of a word of operands."""
-    codes = decode(torch.arange(8, dtype=torch.uint8), E2M1)
-    scales = _scale_values(torch.arange(256), NVFP4).float()
+    codes = decode(torch.arange(8, dtype=torch.uint8, device="cpu"), E2M1)
+    scales = _scale_values(torch.arange(256, dtype=torch.int64, device="cpu"), NVFP4).float()
     operands = encode(scales[:, None] * codes, E4M3).short()
-    pairs = torch.zeros(256, 8, 16, dtype=torch.int16)
+    pairs = torch.zeros(256, 8, 16, dtype=torch.int16, device="cpu")
     pairs[:, :, :8] = operands[:, None, :] | operands[:, :, None] << 8
     return pairs.flatten().to(device), torch.tensor([0, 4], dtype=torch.int32, device=device)
 

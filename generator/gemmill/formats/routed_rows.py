@@ -14,9 +14,10 @@ both steps take 553 (H200, 2026-11-22; notes of grouped GEMMs).
 
 def can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:
     """Whether rows can be selected before the call of the op. Where they cannot, the op says why not."""
+    if a.dim() != 2 or len(a) == 0:
+        return False
     is_scaled_by_row = a_scales is None or a_scales.numel() == 1 or (a_scales.dim() > 0 and len(a_scales) == len(a))
-    is_number = token_ids.dtype in (torch.int32, torch.int64) and token_ids.device == a.device
-    return a.dim() == 2 and len(a) > 0 and is_scaled_by_row and is_number
+    return is_scaled_by_row and token_ids.dtype in (torch.int32, torch.int64) and token_ids.device == a.device
 
 
 def selected(

@@ -81,8 +81,13 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
 
 
 def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups | None:
-    """Groups of operands' scales, or None: blocks of gates and ups are whole, and one group of a row is a scale of the row."""
-    fitting = [kind for kind in KINDS if (k > kind.size if kind.rows_scaled else hidden % kind.size == 0)]
+    """Groups of operands' scales, or None: blocks of gates and ups are whole, one group of a row is a scale of the row, and of one block
+    of 32 x 32 scales have the shape of one of 128 x 128."""
+    fitting = [
+        kind
+        for kind in KINDS
+        if (k > kind.size if kind.rows_scaled else hidden % kind.size == 0 and max(hidden, k) > kind.size % GROUP)
+    ]
     return draw.one_of(fitting) if fitting else None
 
 

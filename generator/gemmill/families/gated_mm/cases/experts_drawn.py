@@ -56,7 +56,7 @@ def drawn_experts(op: str, draw: Draw, limits: Limits) -> LegalCall:
         slot, counts = 0, [0] * experts
     spare = draw.one_of((0, 0, 5))
     rows = experts * slot if is_masked else sum(counts) + 2 * spare
-    indexed = not is_masked and draw.chance(0.3)
+    indexed = not is_masked and not in_groups and draw.chance(0.3)
     tokens = 1 + draw.log_uniform(most) if indexed else rows
     values, scales = values_of(dtype, exact=exact)
     n, k_groups = 2 * hidden, -(-k // GROUP)
