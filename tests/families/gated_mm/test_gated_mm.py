@@ -1,7 +1,6 @@
 """Gated GEMMs on CPU tensors: the reference, packing, sentences for bad input, bounds, rules, names and the choice."""
 
 import math
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +33,10 @@ from gemmill.families.gated_mm.config import (
     UnalignedGatedConfig,
 )
 from gemmill.families.gated_mm.dsl.plan import Plan
-from gemmill.families.gated_mm.model import model_ns
 from gemmill.families.gated_mm.ops import SCALED_MM_ACT_QUANT
 from gemmill.families.gated_mm.rules import PARTS_RULES, RULES, UNALIGNED_RULES
 from gemmill.families.gated_mm.selections import default, in_fine_groups, of_int8, parts, smoke, sweep
-from gemmill.families.gated_mm.tuning import TUNING
-from gemmill.family import Row, ShapedCall, first_rejection
+from gemmill.family import first_rejection
 from gemmill.formats.gate_up import ORDERS, pack_gate_up, packed_rows, unpack_gate_up
 from gemmill.gemm.config import Design
 from gemmill.quantize import prepack_gate_up
@@ -582,40 +579,3 @@ def test_a_question_with_scales_in_groups_finds_their_kernels(is_in_groups: bool
     assert judged["in_groups"] == is_in_groups
     found = [config for config in sweep(Arch.SM90A) if judged["class"] in classes_of(config)]
     assert len(found) >= (1 if is_in_groups else 3) and {x.group_size for x in found} == {128 if is_in_groups else 0}
-
-
-@pytest.mark.parametrize(
-    ("result", "tiles"),
-    [
-        (Result.GROUP, {1: 16, 16: 16, 32: 32, 64: 64, 4096: 64}),
-        (Result.BF16, {1: 16, 16: 16, 32: 32, 64: 64, 4096: 128}),
-    ],
-)
-def test_the_model_gives_few_rows_small_tiles(result: Result, tiles: dict[int, int]) -> None:
-    for m, tile_m in tiles.items():
-        call = ShapedCall(family="gated_mm", call_class=0, sizes=(m, 28672, 4096, 0), alignments=(16, 16, 16))
-        best = min(rows_of(result, Activation.SILU), key=lambda row: model_ns(row, call, 132))
-        assert best.facts.tile_m == tile_m, m
-        assert best.facts.overlaps == (m == 4096)
-
-
-def rows_of(result: Result, activation: Activation) -> list[Row]:
-    (number,) = classes_of(changed(MANY, result=result, activation=activation))
-    rows = [row for i, config in enumerate(default(Arch.SM90A)) for row in TUNING.rows(config, i)]
-    return [row for row in rows if row.call_class == number and not row.facts.parts]
-
-
-@pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize("activation", Activation)
-def test_one_kernel_takes_every_layout_and_is_chosen_last(result: Result, activation: Activation) -> None:
-    rows = rows_of(result, activation)
-    (fallback,) = [row for row in rows if row.alignments == (1, 1, 1)]
-    assert fallback.least == (0, 0, 0, 0)
-    rng = random.Random(0)
-    for _ in range(400):
-        m, n, k = (2 ** rng.uniform(0, most) for most in (14, 12, 14))
-        call = ShapedCall(
-            family="gated_mm", call_class=0, sizes=(int(m), 32 * int(n), int(k), 0), alignments=(16, 16, 16)
-        )
-        best = min(rows, key=lambda row: model_ns(row, call, 132))
-        assert best is not fallback, call.sizes

@@ -125,6 +125,18 @@ def test_an_attention_holds_one_number_of_slices_whatever_the_batch(
     assert many.over == "batch of 1 to 64 and length of 1024 to 65536"
 
 
+def test_a_free_choice_passes_over_fixed_slices_where_lengths_deal_tokens_out(table_of: Callable[..., Any]) -> None:
+    """The model takes all sequences as long as the longest, and would choose 16 slices at these calls."""
+    table = table_of(*(config for config in default(Arch.SM90A) if MeasuredOp.DECODE_4.number in TUNING.offers(config)))
+    for batch, length in ((17, 32591), (18, 31629)):
+        call = call_of(MeasuredOp.DECODE_4, batch=batch, length=length)
+        rows = [row for row in table.rows if row.call_class == call.call_class]
+        assert min(rows, key=lambda row: TUNING.model_ns(row, call, SMS)).facts.slices == 16, (
+            "else this test can see nothing"
+        )
+        assert select(table, call, SMS).entry.config.slices == 0
+
+
 @pytest.mark.parametrize("op", MeasuredOp)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (24, 4), (2, 1)])
 def test_chunks_of_a_prompt_hold_one_order_in_one_slice(

@@ -86,7 +86,11 @@ def drawn_groups(draw: Draw, hidden: int, k: int) -> Groups | None:
     fitting = [
         kind
         for kind in KINDS
-        if (k > kind.size if kind.rows_scaled else hidden % kind.size == 0 and max(hidden, k) > kind.size % GROUP)
+        if (
+            k > kind.size
+            if kind.rows_scaled
+            else hidden % kind.size == 0 and (kind.size == GROUP or max(hidden, k) > kind.size)
+        )
     ]
     return draw.one_of(fitting) if fitting else None
 
