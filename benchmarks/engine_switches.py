@@ -65,8 +65,11 @@ def arguments(kind: LayerKind, folder: Path, options: argparse.Namespace, switch
         used = {"enable_lora": True, "max_lora_rank": LORA_RANK, "max_loras": 1}
     elif invariant:
         used = {}
+    model = str(written(kind, folder, options.device))
+    if kind.drafts:
+        used["speculative_config"] = {"method": "draft_model", "model": model, "num_speculative_tokens": kind.drafts}
     return {
-        "model": str(written(kind, folder, options.device)),
+        "model": model,
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "max_model_len": 1024,

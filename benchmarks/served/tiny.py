@@ -32,6 +32,8 @@ class LayerKind:
     """Layers; vLLM leaves the first and last two out of TurboQuant caches."""
     asymmetric: bool = False
     """Activations get zero points."""
+    drafts: int = 0
+    """Tokens that a draft model, the same checkpoint, proposes a step; 0 for no speculative decoding."""
     settings: Json = field(default_factory=dict)
     """Arguments of the engine."""
     absent: str = ""
@@ -65,6 +67,12 @@ KINDS = {
     "mxfp4-experts": LayerKind(layers="mxfp4 experts", to="mxfp4", experts=True),
     "turboquant": LayerKind(
         layers="TurboQuant cache `turboquant_4bit_nc`", depth=6, settings={"kv_cache_dtype": "turboquant_4bit_nc"}
+    ),
+    "turboquant-drafts": LayerKind(
+        layers="TurboQuant cache `turboquant_4bit_nc`, a draft model's 3 tokens a step",
+        depth=6,
+        drafts=3,
+        settings={"kv_cache_dtype": "turboquant_4bit_nc"},
     ),
     "sparse-2-4": LayerKind(
         layers="2:4 sparse layers", absent="vLLM 0.33 has no scheme of compressed-tensors for 2:4 sparse weights"

@@ -155,3 +155,14 @@ def test_a_later_run_adds_what_an_earlier_one_has_not_tried():
     ]
     *_, last = made.splitlines()
     assert last.endswith(": not run.") and tiny.KINDS["turboquant"].layers in last and f"{name};" not in last
+
+
+def test_a_kind_with_drafts_asks_for_its_own_checkpoint_as_the_draft_model(paper, tmp_path):
+    options = program.parse(["turboquant-drafts", "--device", "cpu"])
+    asked = program.arguments(tiny.KINDS["turboquant-drafts"], tmp_path, options, program.PLAIN)
+    assert asked["speculative_config"] == {
+        "method": "draft_model",
+        "model": asked["model"],
+        "num_speculative_tokens": 3,
+    }
+    assert "speculative_config" not in program.arguments(tiny.KINDS["turboquant"], tmp_path, options, program.PLAIN)
