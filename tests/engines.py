@@ -199,7 +199,7 @@ def _latents() -> dict[str, dict[str, Any]]:
     impl = _stand_in("MLACommonImpl", _stand_in("MLAAttentionImpl", object))
     impl.__init__ = lambda self, **named: vars(self).update(named)
     return {
-        "vllm.config": {},
+        "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
         "vllm.config.cache": {
             "is_known_kv_cache_dtype": lambda name: name in known,
             "register_kv_cache_dtype": register,

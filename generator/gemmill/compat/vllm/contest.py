@@ -26,7 +26,7 @@ MARGIN = 0.98
 _TURNS = 9
 _COLD_BYTES = 80 * 2**20
 """More than the L2 of a GPU, so that weights come from memory, as they do between layers: an H200's is of 60 MB."""
-_FEW_ROWS = 1024
+FEW_ROWS = 1024
 """Above these, multiplying takes much longer than reading weights, and results as large as L2 stand between two calls."""
 _ALIGNMENT = 16
 """N and K are multiples of it in layers whose weights an engine's kernel does not pad."""
@@ -112,7 +112,7 @@ def timed_rows(rows: int, n: int, itemsize: int) -> int:
 
     A load of a model has no room for more than a layer.
     """
-    return rows if rows <= _FEW_ROWS else max(_FEW_ROWS, min(rows, _COLD_BYTES // (n * itemsize) // 256 * 256))
+    return rows if rows <= FEW_ROWS else max(FEW_ROWS, min(rows, _COLD_BYTES // (n * itemsize) // 256 * 256))
 
 
 def times_us(layer: Linear, rows: int, theirs: Gemm, *operands: Tensor | None) -> tuple[float, float]:
@@ -120,23 +120,35 @@ def times_us(layer: Linear, rows: int, theirs: Gemm, *operands: Tensor | None) -
     b, a_scales, b_scales, azp_adj, azp, bias = operands
     assert b is not None and a_scales is not None
     rows = timed_rows(rows, layer.n, layer.out_dtype.itemsize)
-    a = torch.randint(0, 120, (rows, layer.k), dtype=torch.uint8, device=b.device).view(layer.codes)
-    cold = torch.empty(_COLD_BYTES if rows <= _FEW_ROWS else 0, dtype=torch.uint8, device=b.device)
+    a = random_codes(rows, layer, b.device)
     azp = None if azp is None else _of_rows(azp, rows)
     given = a, b, _of_rows(a_scales, rows), b_scales, layer.out_dtype, azp_adj, azp, bias
+    return shortest_us(lambda: own_mm(*given), lambda: theirs(*given), cold=rows <= FEW_ROWS, device=b.device)
+
+
+def random_codes(rows: int, layer: Linear, device: torch.device) -> Tensor:
+    """Activations [rows, K] of a layer, none of them a NaN."""
+    return torch.randint(0, 120, (rows, layer.k), dtype=torch.uint8, device=device).view(layer.codes)
+
+
+def shortest_us(
+    ours: Callable[[], object], theirs: Callable[[], object], *, cold: bool, device: torch.device
+) -> tuple[float, float]:
+    """The shortest time of each of two calls, in turns; `cold` fills L2 with something else before each."""
+    other = torch.empty(_COLD_BYTES if cold else 0, dtype=torch.uint8, device=device)
     taken: tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], ...] = ([], [])
     for turn in range(_TURNS + 1):
         for number in (0, 1) if turn % 2 else (1, 0):
-            cold.zero_()
+            other.zero_()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            (own_mm, theirs)[number](*given)
+            (ours, theirs)[number]()
             end.record()
             if turn:
                 taken[number].append((begin, end))
-    torch.cuda.synchronize(b.device)
-    ours, its = (1000 * min(begin.elapsed_time(end) for begin, end in events) for events in taken)
-    return ours, its
+    torch.cuda.synchronize(device)
+    mine, its = (1000 * min(begin.elapsed_time(end) for begin, end in events) for events in taken)
+    return mine, its
 
 
 def _of_rows(of_one: Tensor, rows: int) -> Tensor:
@@ -161,7 +173,7 @@ def own_mm(
     return gemmill.cutlass_scaled_mm_azp(a, b, a_scales, scales, out_dtype, azp_adj.reshape(-1), azp, bias)
 
 
-def _by_rows(a: Tensor, *operands: object) -> Tensor:
+def by_split(a: Tensor, *operands: object) -> Tensor:
     """The op: by gemmill where the layer, named last, has no split in this process."""
     *rest, layer = operands
     known = _splits.get(str(layer))
@@ -179,7 +191,7 @@ _LIBRARY.define(
     "Tensor? bias, str layer) -> Tensor"
 )
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("scaled_mm", _by_rows, _key)
+    _LIBRARY.impl("scaled_mm", by_split, _key)
 _LIBRARY._register_fake("scaled_mm", _empty)
 by_rows: Gemm = torch.ops.gemmill_engines.scaled_mm.default
 """The same with the layer's name as the last operand, for either kernel by the rows of a."""

@@ -35,6 +35,7 @@ from gemmill.compat.linear import (
     serves,
     take,
 )
+from gemmill.compat.vllm import gate_up
 from gemmill.compat.vllm.contest import Split, by_rows, own_mm, split
 from gemmill.runtime import served
 
@@ -132,6 +133,9 @@ def _ones(*shape: int, like: torch.Tensor) -> torch.Tensor:
 class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
     """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
 
+    _order: gate_up.Order | None = None
+    """Of the rows of a gate_up layer's weights, where a graph may make one op of it and what follows."""
+
     @classmethod
     def can_implement(cls, c) -> Answer:
         """Whether the build has variants for the layer."""
@@ -155,13 +159,19 @@ class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
         per_tensor = self.config.activation_quant_key.scale.group_shape.is_per_tensor()
         scales = in_scale if in_scale is not None else _ones(*((1,) if per_tensor else (1, 1)), like=weight)
         operands = (weight.new_zeros(1, k), weight, scales, w_scales, None, None, getattr(layer, "bias", None))
-        _contest(self, _fp8(self.config, n, k), layer, *operands)
+        kind = _fp8(self.config, n, k)
+        _contest(self, kind, layer, *operands)
         if self._split is not None or not self._taken:
             super().process_weights_after_loading(layer)
+        if self._order is not None or (self._taken and self.input_quant_key() is not None):
+            self._order = gate_up.order_of(self._order, layer, kind, weight, scales, w_scales)
 
     def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape) -> torch.Tensor:
         """A [M, K] and B [K, N], column-major, with their scales; the result has `output_shape`."""
-        if self._split is not None and torch.compiler.is_compiling():
+        compiles = torch.compiler.is_compiling()
+        if self._order is not None and (compiles or self._order.is_packed):
+            out = gate_up.product(A, B, As, Bs, out_dtype, self._name)
+        elif self._split is not None and compiles:
             out = by_rows(A, B, As, Bs, out_dtype, None, None, bias, self._name)
         elif self._taken and (self._split is None or self._split.is_ours(A.shape[0])):
             out = gemmill.cutlass_scaled_mm(A, B, As, _once(self, "scales", row_of, Bs), out_dtype, bias)

@@ -11,7 +11,7 @@ from torch import fx
 from vllm.compilation.passes.inductor_pass import InductorPass, get_pass_context
 from vllm.compilation.passes.pass_manager import PostGradPassManager
 
-from gemmill.compat.vllm import fusion, rewriting
+from gemmill.compat.vllm import fusion, gate_up, rewriting
 
 
 class SiluQuantPass(InductorPass):
@@ -30,6 +30,18 @@ class SiluQuantPass(InductorPass):
         return _source()
 
 
+class GateUpPass(InductorPass):
+    """Makes one op of a gate_up layer and SiLU with codes of a given scale."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites a functional graph."""
+        gate_up.fuse(graph)
+
+    def uuid(self) -> str:
+        """Of the rewriting's source."""
+        return _source()
+
+
 class GemmillPassManager(PostGradPassManager):
     """vLLM's, which gives its quantisation ops to gemmill where the configuration says so."""
 
@@ -39,8 +51,10 @@ class GemmillPassManager(PostGradPassManager):
         """vLLM's passes, and gemmill's behind them where vLLM fuses activations with quantisation."""
         super().configure(config)
         self._key = fusion.key_of(config)
-        if self._key is not None and self.pass_config.fuse_act_quant:
-            self.add(SiluQuantPass())
+        if self._key is not None:
+            self.add(GateUpPass())
+            if self.pass_config.fuse_act_quant:
+                self.add(SiluQuantPass())
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites a graph last of all, for vLLM's passes find its ops by their names."""
@@ -60,4 +74,5 @@ def _rows() -> tuple[int, int]:
 
 @cache
 def _source() -> str:
-    return str(InductorPass.hash_source(Path(rewriting.__file__).read_text(encoding="utf-8")))
+    sources = [Path(module.__file__).read_text(encoding="utf-8") for module in (rewriting, gate_up)]
+    return str(InductorPass.hash_source("".join(sources)))
