@@ -62,6 +62,15 @@ _FP8_CHANNEL = {
         }
     },
 }
+_FP8_STATIC = _FP8_CHANNEL | {
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**_CODES, "type": "float", "strategy": "tensor", "dynamic": False},
+            "input_activations": {**_CODES, "type": "float", "strategy": "tensor", "dynamic": False},
+        }
+    },
+}
 _INT8_CHANNEL = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -119,6 +128,7 @@ MODELS = {
     name: Model(name, _made(base, quantisation), settings)
     for name, base, quantisation, settings in (
         ("llama-3.1-8b-fp8", _LLAMA_8B, _FP8_CHANNEL, {}),
+        ("llama-3.1-8b-fp8-static", _LLAMA_8B, _FP8_STATIC, {}),
         ("llama-3.1-8b-fp8-block", _LLAMA_8B, _FP8_BLOCK, {}),
         ("llama-3.1-8b-int8", _LLAMA_8B, _INT8_CHANNEL, {}),
         ("llama-3.1-8b-nvfp4", _LLAMA_8B, _NVFP4, {}),

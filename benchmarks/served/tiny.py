@@ -12,6 +12,8 @@ from typing import Any
 
 LORA_RANK = 8
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 1024, 8, 2, 128, 2
+_INPUT_SCALE = 1 / 32
+"""Of activations, which are of a few units at most: e4m3's codes reach 448."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 Json = dict[str, Any]
@@ -34,6 +36,8 @@ class LayerKind:
     """Activations get zero points."""
     drafts: int = 0
     """Tokens that a draft model, the same checkpoint, proposes a step; 0 for no speculative decoding."""
+    static: bool = False
+    """Activations have one given scale."""
     settings: Json = field(default_factory=dict)
     """Arguments of the engine."""
     absent: str = ""
@@ -43,6 +47,9 @@ class LayerKind:
 KINDS = {
     "fp8-tensor": LayerKind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
     "fp8-channel": LayerKind(layers="FP8, scales per token and channel", to="channel"),
+    "fp8-static": LayerKind(
+        layers="FP8, scales per channel and a given one of activations", to="channel", static=True
+    ),
     "fp8-block": LayerKind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
     "fp8-block32": LayerKind(layers="FP8, scales of 1 x 32 and 32 x 32", to="block32", names="deepseek"),
     "int8": LayerKind(layers="INT8, scales per token and channel", to="int8"),
@@ -87,7 +94,7 @@ def written(kind: LayerKind, folder: Path, device: str = "cpu") -> Path:
         return floats
     from gemmill.quantize import quantize_checkpoint
 
-    out = floats.with_name(f"{floats.name}-{kind.to}{'-asymmetric' * kind.asymmetric}")
+    out = floats.with_name(f"{floats.name}-{kind.to}{'-asymmetric' * kind.asymmetric}{'-static' * kind.static}")
     if not (out / "config.json").is_file():
         quantize_checkpoint(
             floats,
@@ -98,10 +105,37 @@ def written(kind: LayerKind, folder: Path, device: str = "cpu") -> Path:
             device=device,
         )
         if kind.asymmetric:
-            config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-            config["quantization_config"]["config_groups"]["group_0"]["input_activations"]["symmetric"] = False
-            (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+            _change_activations(out, symmetric=False)
+        if kind.static:
+            _change_activations(out, strategy="tensor", dynamic=False)
+            _give_scales(out)
     return out
+
+
+def _change_activations(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] |= fields
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _give_scales(folder: Path) -> None:
+    """Adds a scale of the activations to each quantised layer of a checkpoint."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else None
+    for shard in folder.glob("*.safetensors"):
+        tensors = load_file(shard)
+        layers = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
+        given = torch.tensor([_INPUT_SCALE], dtype=torch.float32, device="cpu")
+        scales = {f"{layer}.input_scale": given.clone() for layer in layers}
+        copied = {name: x.clone() for name, x in tensors.items()}  # those lie in the file that is written
+        save_file(copied | scales, shard, metadata={"format": "pt"})
+        if listed is not None:
+            listed["weight_map"] |= dict.fromkeys(scales, shard.name)
+    if listed is not None:
+        index.write_text(json.dumps(listed), encoding="utf-8")
 
 
 def _floats(out: Path, kind: LayerKind) -> Path:
