@@ -21,6 +21,9 @@ _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
     "vllm": {
         "vllm.plugins": ["load_general_plugins"],
+        "vllm.config.vllm": ["get_current_vllm_config_or_none"],
+        "vllm.config.compilation": ["CompilationMode"],
+        "vllm.config.offload": ["OffloadConfig", "UVAOffloadConfig", "PrefetchOffloadConfig"],
         "vllm.model_executor.kernels.linear": [
             "_POSSIBLE_FP8_KERNELS",
             "_POSSIBLE_FP8_BLOCK_KERNELS",

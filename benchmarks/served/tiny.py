@@ -47,9 +47,7 @@ class LayerKind:
 KINDS = {
     "fp8-tensor": LayerKind(layers="FP8, a scale per tensor", settings={"quantization": "fp8"}),
     "fp8-channel": LayerKind(layers="FP8, scales per token and channel", to="channel"),
-    "fp8-static": LayerKind(
-        layers="FP8, scales per channel and a given one of activations", to="channel", static=True
-    ),
+    "fp8-static": LayerKind(layers="FP8, scales per channel and a given one of activations", to="channel", static=True),
     "fp8-block": LayerKind(layers="FP8, scales of 1 x 128 and 128 x 128", to="block128"),
     "fp8-block32": LayerKind(layers="FP8, scales of 1 x 32 and 32 x 32", to="block32", names="deepseek"),
     "int8": LayerKind(layers="INT8, scales per token and channel", to="int8"),

@@ -9,7 +9,7 @@ layer whose call a CUDA graph captured before stays plain: the captured kernels 
 import math
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -28,8 +28,8 @@ from gemmill.runtime.schemas import NAMESPACE
 QUANT = "silu_and_mul_quant"
 """vLLM's op of SiLU, gates times ups, and codes of a given scale."""
 _FUSED = "scaled_mm_act_quant"
-_COMPILED = 3
-"""vLLM's CompilationMode.VLLM_COMPILE, in which its passes see graphs."""
+_COMPILED = "VLLM_COMPILE"
+"""The mode of vLLM's in which its passes see graphs."""
 _LEAST = 0.95
 """No timed number of rows may take more than 1 / _LEAST of the two ops' time; in the mean the one op is no slower."""
 
@@ -38,25 +38,23 @@ _LEAST = 0.95
 class GateUp:
     """A gate_up layer of FP8 with SiLU and codes of a given scale behind it."""
 
+    rows: ClassVar[tuple[int, ...]] = ROWS
     n: int
     """Gates and ups."""
     k: int
-    token: bool
-    """Whether activations have a scale for each token."""
     channel: bool
-    """Whether weights have a scale for each row."""
-    rows = ROWS
+    """Whether weights have a scale for each row; activations have one for all."""
 
-    def call(self, m: int, device: torch.device | str = "meta") -> tuple[Any, ...]:
-        """The op's name and its arguments for m rows."""
+    def call(self, m: int) -> tuple[Any, ...]:
+        """The op's name and its arguments for m rows, on torch's meta device."""
 
         def empty(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=kind, device=device)
+            return torch.empty(shape, dtype=kind, device="meta")
 
         codes = torch.float8_e4m3fn
         out, a, b = empty(m, self.n // 2, kind=codes), empty(m, self.k, kind=codes), empty(self.n, self.k, kind=codes)
-        scales = empty(m, 1) if self.token else empty(1), empty(self.n if self.channel else 1)
-        return _FUSED, out, None, a, b.t(), *scales, "silu", 1.0, math.inf, 0.0, empty(1)
+        b_scales = empty(self.n if self.channel else 1)
+        return _FUSED, out, None, a, b.t(), empty(1), b_scales, "silu", 1.0, math.inf, 0.0, empty(1)
 
     def __str__(self) -> str:
         return f"gate_up layer of N x K = {self.n} x {self.k}, FP8, with SiLU and codes of a given scale"
@@ -81,20 +79,18 @@ _worth: dict[GateUp, str | None] = {}
 def order_of(known: Order | None, layer: Any, kind: Linear, *operands: Tensor) -> Order | None:
     """The order of a newly loaded layer, which has plain rows: that known from before a reload, else a new one.
 
-    `operands` are b [K, N], a_scales of one row and b_scales; `kind` is the layer as its GEMM has it. A
-    layer whose weights were packed gets these packed too, for captured graphs expect it. None where vLLM compiles no graph
-    that would fuse the layer, or the layer is no gate_up layer of bf16 results without a bias.
+    `operands` are b [K, N], a_scales of one value and b_scales; `kind` is the layer as its GEMM has it. A layer whose weights were
+    packed gets these packed too, for captured graphs expect it. None where vLLM compiles no graph that would fuse the layer, where
+    it is no gate_up layer of bf16 results without a bias, or the two ops are faster.
     """
-    b, a_scales, b_scales = operands
+    b, _, b_scales = operands
     if known is None:
         if not (_is_gate_up(layer, kind, b) and _fuses()):
             return None
-        like = GateUp(n=kind.n, k=kind.k, token=a_scales.numel() > 1 or a_scales.dim() == 2, channel=b_scales.numel() > 1)
+        like = GateUp(n=kind.n, k=kind.k, channel=b_scales.numel() > 1)
+        if refusal(like) is not None or _slower(like, kind, *operands) is not None:
+            return None
         known = Order(layer=like)
-        why = refusal(like)
-        if why is None:
-            why = _slower(like, kind, *operands)
-        known.is_kept = why is not None
     elif known.is_packed:
         _pack(b, b_scales)
     _orders[b.data_ptr()] = known
@@ -113,7 +109,7 @@ def _fuses() -> bool:
     config = import_module("vllm.config").get_current_vllm_config_or_none()
     if config is None or fusion.key_of(config) is None or config.lora_config is not None or invariance.vllm_asks():
         return False
-    if config.compilation_config.mode != _COMPILED:
+    if config.compilation_config.mode.name != _COMPILED:
         return False
     offloads = config.offload_config  # another address of the weights in each step
     return not (offloads.uva.cpu_offload_gb or offloads.prefetch.offload_group_size)
@@ -142,14 +138,11 @@ def _why_slower(times_us: dict[int, tuple[float, float]]) -> str | None:
     return f"a GEMM and a second op take less time (us of one op and of two at {told})"
 
 
-def _times_us(
-    like: GateUp, kind: Linear, rows: int, *operands: Tensor
-) -> tuple[float, float]:
+def _times_us(like: GateUp, kind: Linear, rows: int, *operands: Tensor) -> tuple[float, float]:
     """The shortest times of the one op and of the two."""
     b, a_scales, b_scales = operands
     rows = contest.timed_rows(rows, like.n, 2)
-    a, scales = contest.random_codes(rows, kind, b.device), a_scales.reshape(-1, 1).expand(rows, 1).contiguous()
-    scales = scales if like.token else a_scales.reshape(1)
+    a, scales = contest.random_codes(rows, kind, b.device), a_scales.reshape(1)
     scale = torch.ones(1, dtype=torch.float32, device=b.device)
 
     def of_two() -> Tensor:
@@ -158,11 +151,10 @@ def _times_us(
         getattr(getattr(torch.ops, NAMESPACE), VLLM_PREFIX + QUANT)(codes, product, scale)
         return codes
 
-    one, two = contest.shortest_us(
-        lambda: gemmill.scaled_mm_act_quant(a, b, scales, b_scales.reshape(-1), "silu", static_scale=scale), of_two,
-        cold=rows <= contest.FEW_ROWS, device=b.device,
-    )  # fmt: skip
-    return one, two
+    def of_one() -> object:
+        return gemmill.scaled_mm_act_quant(a, b, scales, b_scales.reshape(-1), "silu", static_scale=scale)
+
+    return contest.shortest_us(of_one, of_two, cold=rows <= contest.FEW_ROWS, device=b.device)
 
 
 def _pack(b: Tensor, b_scales: Tensor) -> None:
@@ -189,7 +181,7 @@ def _is_packed(b: Tensor, b_scales: Tensor, *, fused: bool) -> bool:
         return False
     if order.is_packed or order.is_kept:
         return order.is_packed
-    if b.is_cuda and torch.cuda.is_current_stream_capturing():
+    if _captures(b):
         order.is_kept = True
     elif fused:
         _pack(b, b_scales)
@@ -198,18 +190,18 @@ def _is_packed(b: Tensor, b_scales: Tensor, *, fused: bool) -> bool:
     return order.is_packed
 
 
-def _product(
-    a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype, layer: str
-) -> Tensor:
+def _captures(b: Tensor) -> bool:
+    return b.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _product(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, out_dtype: torch.dtype, layer: str) -> Tensor:
     """The op `product`: gates, then ups, [M, N], by the kernel that serves so many rows of a layer."""
     packed = _is_packed(b, b_scales, fused=False)
     out = contest.by_split(a, b, a_scales, b_scales, out_dtype, None, None, None, layer)
     return out.index_select(1, torch.cat(packed_rows(out.shape[1] // 2, out.device))) if packed else out
 
 
-def _product_silu_codes(
-    a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, scale: Tensor, layer: str
-) -> Tensor:
+def _product_silu_codes(a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, scale: Tensor, layer: str) -> Tensor:
     """The fused op: codes [M, N / 2] of gate / (1 + exp(-gate)) * up by `scale`, of one value."""
     if _is_packed(b, b_scales, fused=True):
         codes, _ = gemmill.scaled_mm_act_quant(
