@@ -1,4 +1,4 @@
-"""GEMM + SwiGLU + codes of a given scale in vLLM's compiled graphs: one op for a gate_up layer of FP8 and what follows it.
+"""GEMM + SwiGLU + codes of a given scale in vLLM's compiled graphs: one op for a gate_up layer of FP8 and its SiLU.
 
 The layer's product stands in a graph as an op of its own, `product`, followed by vLLM's SiLU with a given scale. The pass makes
 one op of both, `product_silu_codes`. That op's first call packs the layer's weights, in place, in the order of the gated GEMMs.

@@ -134,7 +134,7 @@ class GemmillFP8Linear(_OnThisGpu, CutlassFP8ScaledMMLinearKernel):
     """FP8 with a scale per tensor or channel of the weight, and per tensor or token of the activations."""
 
     _order: gate_up.Order | None = None
-    """Of the rows of a gate_up layer's weights, where a graph may make one op of it and what follows."""
+    """Of the rows of a gate_up layer's weights, where a graph may make one op of it and SiLU."""
 
     @classmethod
     def can_implement(cls, c) -> Answer:

@@ -51,10 +51,11 @@ class GemmillPassManager(PostGradPassManager):
         """vLLM's passes, and gemmill's behind them where vLLM fuses activations with quantisation."""
         super().configure(config)
         self._key = fusion.key_of(config)
-        if self._key is not None:
-            self.add(GateUpPass())
-            if self.pass_config.fuse_act_quant:
-                self.add(SiluQuantPass())
+        if self._key is None:
+            return
+        self.add(GateUpPass())
+        if self.pass_config.fuse_act_quant:
+            self.add(SiluQuantPass())
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites a graph last of all, for vLLM's passes find its ops by their names."""
