@@ -9,6 +9,7 @@ layer whose call a CUDA graph captured before stays plain: the captured kernels 
 import math
 from dataclasses import dataclass
 from importlib import import_module
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -72,6 +73,7 @@ class Order:
 
 _orders: dict[int, Order] = {}
 """By the address of a layer's weights. A graph is of several layers and processes, so it cannot name a layer."""
+_lock = Lock()
 _worth: dict[GateUp, str | None] = {}
 """Why the two ops are left, by layers that are alike; None for one op."""
 
@@ -158,15 +160,23 @@ def _times_us(like: GateUp, kind: Linear, rows: int, *operands: Tensor) -> tuple
 
 
 def _pack(b: Tensor, b_scales: Tensor) -> None:
-    """Order b's columns, and b_scales where there are as many, in place."""
+    """Order b's columns, and b_scales where there are as many, in place.
+
+    Kernels of other streams, and those that start before their predecessor ends, read weights of one order.
+    """
+    _wait(b)
     with torch.no_grad():
         rows = b.data.t().view(torch.uint8)
         rows.copy_(pack_gate_up(rows, "gate_up"))
         if b_scales.numel() > 1:
             flat = b_scales.data.view(-1)
             flat.copy_(pack_gate_up(flat, "gate_up"))
-    if b.is_cuda:  # kernels that start early read weights before their predecessor has ended
-        torch.cuda.current_stream(b.device).synchronize()
+    _wait(b)
+
+
+def _wait(b: Tensor) -> None:
+    if b.is_cuda:
+        torch.cuda.synchronize(b.device)
 
 
 def _is_packed(b: Tensor, b_scales: Tensor, *, fused: bool) -> bool:
@@ -181,12 +191,13 @@ def _is_packed(b: Tensor, b_scales: Tensor, *, fused: bool) -> bool:
         return False
     if order.is_packed or order.is_kept:
         return order.is_packed
-    if _captures(b):
-        order.is_kept = True
-    elif fused:
-        _pack(b, b_scales)
-        order.is_packed = True
-        take(order.layer, _FUSED)
+    with _lock:  # vLLM runs parts of a batch in threads
+        if _captures(b):
+            order.is_kept = order.is_kept or not order.is_packed
+        elif fused and not (order.is_packed or order.is_kept):
+            _pack(b, b_scales)
+            order.is_packed = True
+            take(order.layer, _FUSED)
     return order.is_packed
 
 
