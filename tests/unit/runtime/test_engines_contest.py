@@ -216,11 +216,14 @@ def test_both_are_timed_in_turns(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    leads: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: leads.append(len(calls)))
     monkeypatch.setattr(contest, "_COLD_BYTES", 16)
     monkeypatch.setattr(contest, "own_mm", lambda a, *more: calls.append(("ours", a.shape[0])))
     layer = linear.Linear(n=16, k=32, codes=E4M3, out_dtype=torch.bfloat16)
     operands = torch.ones(32, 16).to(E4M3), torch.ones(1, 1), torch.ones(16, 1), None, None, None
     found = contest.times_us(layer, 7, lambda a, *more: calls.append(("theirs", a.shape[0])), *operands)
     assert found == (2.0, 3.0)
+    assert leads == list(range(20)), "the GPU waits for the host before each call"
     assert {rows for _, rows in calls} == {7} and calls.count(("ours", 7)) == calls.count(("theirs", 7)) == 10
     assert {calls[i][0] for i in range(0, 20, 2)} == {"ours", "theirs"}
