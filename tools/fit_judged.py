@@ -54,9 +54,8 @@ GROUPED = {
     "_PINGPONG_END_NS": grouped_tuning,
     "_END_OF_PAIR_NS": grouped_tuning,
     "_PACKED_BLOCK_NS": grouped_tuning,
-    "_PACKED_ROW_PS": grouped_tuning,
     "_PACKED_END_NS": grouped_tuning,
-    "_SHARED_PERMILLE": grouped_tuning,
+    "_ALONE_PERMILLE": grouped_tuning,
     "_BEGIN_NS": grouped_model,
     "_MEMORY": grouped_model,
 }
@@ -70,8 +69,8 @@ SPARSE = {
     "_MEMORY": sparse_model,
 }
 _STEPS = ("_OF_PIECES", "_OF_CODES_FEW", "_OF_FEW", "_OF_RING", "_OF_OTHER_RING", "_OF_WORDS", "_OF_AHEAD", "_OF_TMA")
-BLOCKSCALED = dict.fromkeys((*_STEPS, "_LEFT_PERMILLE"), blockscaled_steps)
-MOST = {"_LEFT_PERMILLE": 1000}
+BLOCKSCALED = dict.fromkeys((*_STEPS, "_LEFT_PERMILLE", "_LEFT_OF_PIECES"), blockscaled_steps)
+MOST = {"_LEFT_PERMILLE": 1000, "_LEFT_OF_PIECES": 1000}
 """The largest value of a constant, where it has one."""
 FAMILIES: Mapping[str, tuple[Mapping[str, ModuleType], Any]] = {
     "grouped_mm": (GROUPED, grouped_tuning.TUNING),
@@ -114,7 +113,8 @@ def read(paths: Iterable[Path]) -> list[Timed]:
 def _timed(family: str, row: Mapping[str, Any]) -> Timed:
     sizes = tuple(row[name] for name in row.get("sizes", "mnk"))
     call = ShapedCall(family=family, call_class=0, sizes=sizes, alignments=(16,) * 4)
-    careful = {name: told["median_us"] for name, told in row["contenders"].items() if name in row["sieved_us"]}
+    told = {row["choice"] if name == "gemmill" else name: times["median_us"] for name, times in row["contenders"].items()}
+    careful = {name: us for name, us in told.items() if name in row["sieved_us"]}
     return Timed(family=family, op=row["op"], text=row["key"], call=call, us=row["sieved_us"] | careful)
 
 

@@ -73,8 +73,9 @@ struct ActivatePacked {
   template <class Activation, int kUnroll>
   static __device__ __forceinline__ void run(Params const& p) {
     constexpr int kParts = kGroup != 0 ? quant::parts_of_group(kUnroll, kPiecesOfGroup) : 1, kSets = kUnroll / kParts;
-    wait_for_predecessor();
     uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kSets * warps + threadIdx.x / 32;
+    if constexpr (kUnroll == 1) fetch(p, first_piece<1>(first));
+    wait_for_predecessor();
     uint4 gates[kSets][kParts], ups[kSets][kParts];
 #pragma unroll
     for (int s = 0; s < kSets; ++s) load<kUnroll == 1>(p, first_piece<kParts>(first + s * warps), gates[s], ups[s]);
@@ -126,15 +127,27 @@ struct ActivatePacked {
     for (int i = 0; i < kPiece; ++i) values[i] = __bfloat162float(elements[i]);
   }
 
-  // Gates and ups of a lane's pieces, by loads of neighbouring lanes. Those behind the last row are its end. Where pieces take turns, a load
+  // Asks for a piece while the product is made, so that its page is known when the product can be read, as the op does.
+  static __device__ __forceinline__ void fetch(Params const& p, uint32_t piece) {
+    uint4 const* const gate = gates_at(p, piece);
+    quant::fetch_to_l2(gate);
+    if constexpr (kBlock != 0) quant::fetch_to_l2(gate + kPiecesOfBlock);
+  }
+
+  // The gates of a piece; of one behind the last row, those of its end. Their ups are kPiecesOfBlock behind.
+  static __device__ __forceinline__ uint4 const* gates_at(Params const& p, uint32_t piece) {
+    uint32_t const own = min(piece, p.pieces - 1);
+    return static_cast<uint4 const*>(p.product) + (own + own / kPiecesOfBlock * kPiecesOfBlock);
+  }
+
+  // Gates and ups of a lane's pieces, by loads of neighbouring lanes. Where pieces take turns, a load
   // has every second 16 bytes, so L1 keeps lines for the other one; else it does for many pieces, as the op does.
   template <bool kFew, int kParts>
   static __device__ __forceinline__ void load(Params const& p, uint32_t piece, uint4 (&gates)[kParts], uint4 (&ups)[kParts]) {
     constexpr bool kStream = kFew && kBlock != 0;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      uint32_t const own = min(piece + i * kLanes<kParts>, p.pieces - 1), at = own + own / kPiecesOfBlock * kPiecesOfBlock;
-      uint4 const* const gate = static_cast<uint4 const*>(p.product) + at;
+      uint4 const* const gate = gates_at(p, piece + i * kLanes<kParts>);
       gates[i] = kStream ? quant::load_stream(gate) : quant::load_reused(gate);
       ups[i] = kStream ? quant::load_stream(gate + kPiecesOfBlock) : quant::load_reused(gate + kPiecesOfBlock);
     }

@@ -33,8 +33,8 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const active = std::max<int64_t>(std::min(m, call.sizes[kSizeExperts]), 1);
   double const tiles_of_expert = tiles_of(static_cast<double>(m) / static_cast<double>(active), row.tile_m);
   int64_t const across = ceil_div(n, row.tile_n * row.tiles_together) * row.tiles_together;
-  double const room = static_cast<double>(sm_count) * static_cast<double>(row.room_permille) / 1000.0;
-  double const of_sm = std::ceil(static_cast<double>(active) * tiles_of_expert * static_cast<double>(across) / room);
+  double of_sm = std::ceil(static_cast<double>(active) * tiles_of_expert * static_cast<double>(across) / static_cast<double>(sm_count));
+  if (std::fmod(of_sm, 2.0) != 0.0) of_sm += static_cast<double>(row.alone_permille - 1000) / 1000.0;
   int64_t const step_ps = tiles_of_expert >= kBand ? row.step_of_band_ps : row.step_ps;
   double const tile = static_cast<double>(ceil_div(k, row.tile_k)) * static_cast<double>(step_ps) / 1000.0 + static_cast<double>(row.end_ns);
   double const memory = static_cast<double>(active) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(row.bits) / 8.0 / kMemory;

@@ -7,7 +7,7 @@ namespace gemmill::moe {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t tile_m, tile_n, tile_k, tiles_together, step_ps, step_of_band_ps, bits, end_ns, room_permille, first_ns, n_multiple;
+  int64_t tile_m, tile_n, tile_k, tiles_together, step_ps, step_of_band_ps, bits, end_ns, alone_permille, first_ns, n_multiple;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

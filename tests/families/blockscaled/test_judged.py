@@ -16,14 +16,16 @@ import fit_judged as program  # noqa: E402
 
 FITTED = ROOT / "benchmarks/results/judge-pairs-2811424-h200-2026-11-28.json.xz"
 OTHER = ROOT / "benchmarks/results/judge-pairs-2811810-h200-2026-11-28.json.xz"
+LATER = ROOT / "benchmarks/results/judge-pairs-2811427-h200-2026-11-28.json.xz"
 TUNED = ROOT / "benchmarks/results/tune-tma-h200-2026-11-23.jsonl.xz"
 
 
 @pytest.mark.parametrize(
     ("results", "most", "shapes"),
     [
-        (FITTED, {"nvfp4": 0.04, "mxfp8": 0.005, "mxfp8_mxfp6": 0.005, "mxfp6_bf16": 0.03, "mxfp8_bf16": 0.005}, 40),
-        (OTHER, {"nvfp4": 0.02, "mxfp8": 0.005, "mxfp4_bf16": 0.04}, 18),
+        (FITTED, {"nvfp4": 0.04, "mxfp8": 0.005, "mxfp8_mxfp6": 0.005, "mxfp6_bf16": 0.02, "mxfp8_bf16": 0.02}, 40),
+        (OTHER, {"nvfp4": 0.02, "mxfp8": 0.005, "mxfp4_bf16": 0.05}, 18),
+        (LATER, {"nvfp4": 0.005, "mxfp8": 0.005, "mxfp8_mxfp6": 0.005, "mxfp6_bf16": 0.01, "mxfp8_bf16": 0.005}, 40),
         (TUNED, {"mxfp6_bf16": 0.02, "mxfp8_bf16": 0.02}, 30),
     ],
 )
@@ -35,7 +37,7 @@ def test_the_choice_loses_little_where_all_variants_were_timed(results, most, sh
     assert len(timed) == shapes
     for op, bound in most.items():
         assert sum(lost[op]) / len(lost[op]) < bound, op
-        assert max(lost[op]) < 0.2, op
+        assert max(lost[op]) < (0.3 if op == "mxfp4_bf16" else 0.2), op
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_a_fit_finds_the_entries_of_a_table_that_made_the_times(monkeypatch):
     assert {place.key for place in program.places(made, constants)} == {(Pair.MXFP8, 64), (Pair.MXFP8, 128)}
     program.fit(made, constants, 200, 0)
     assert program.objective(made) < before / 4
-    assert steps._OF_PIECES[Pair.NVFP4, 64] == (866, 507), "an entry that no time depends on stays"
+    assert steps._OF_PIECES[Pair.NVFP4, 64] == (871, 507), "an entry that no time depends on stays"
 
 
 def test_a_journal_of_another_family_is_refused():

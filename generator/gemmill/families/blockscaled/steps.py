@@ -33,15 +33,15 @@ _OF_WARPGROUPS = {
     (2, 256, 1, 2, 3): (1293, 775),
 }
 _OF_FEW = {
-    (8, 4): (3080, 292),
-    (8, 8): (4424, 507),
-    (16, 4): (3622, 291),
-    (16, 8): (5091, 271),
+    (8, 4): (3156, 286),
+    (8, 8): (4397, 507),
+    (16, 4): (3649, 291),
+    (16, 8): (5062, 268),
 }
 """Nanoseconds and permille for 128 columns of each warp, by rows of A and warps."""
 _OF_WORDS = {
-    (64, 256): (1524, 587),
-    (128, 256): (1497, 607),
+    (64, 256): (1527, 587),
+    (128, 256): (1496, 607),
 }
 """Nanoseconds and permille for 64 columns, by rows of A and rows of B."""
 _OF_FOLDED = {
@@ -73,27 +73,27 @@ of K cost a twentieth.
 """
 
 _OF_PIECES = {
-    (Pair.FLOATS_MXFP6, 64): (1540, 428),
-    (Pair.FLOATS_MXFP6, 128): (2549, 411),
-    (Pair.FLOATS_MXFP8, 64): (1336, 481),
-    (Pair.FLOATS_MXFP8, 128): (2130, 639),
-    (Pair.NVFP4, 64): (866, 507),
-    (Pair.NVFP4, 128): (1793, 604),
-    (Pair.MXFP8, 64): (1458, 307),
-    (Pair.MXFP8, 128): (1976, 278),
-    (Pair.MXFP8_MXFP6, 64): (1266, 339),
-    (Pair.MXFP8_MXFP6, 128): (1656, 602),
+    (Pair.FLOATS_MXFP6, 64): (1450, 439),
+    (Pair.FLOATS_MXFP6, 128): (2554, 588),
+    (Pair.FLOATS_MXFP8, 64): (1371, 463),
+    (Pair.FLOATS_MXFP8, 128): (1963, 767),
+    (Pair.NVFP4, 64): (871, 507),
+    (Pair.NVFP4, 128): (1740, 622),
+    (Pair.MXFP8, 64): (1467, 298),
+    (Pair.MXFP8, 128): (2193, 295),
+    (Pair.MXFP8_MXFP6, 64): (1249, 328),
+    (Pair.MXFP8_MXFP6, 128): (1674, 624),
 }
 """Nanoseconds and permille for 64 columns of both operands, by the pair and the rows and columns of a tile."""
 _OF_OTHER_PIECES = {64: (1175, 358), 128: (2113, 469)}
 """The same of pairs that nobody timed."""
 _OF_CODES_FEW = {
-    (Pair.FLOATS_MXFP6, 8): (3736, 340),
-    (Pair.FLOATS_MXFP6, 16): (3831, 341),
-    (Pair.FLOATS_MXFP8, 8): (3231, 331),
-    (Pair.FLOATS_MXFP8, 16): (3686, 231),
-    (Pair.MXFP8, 8): (4341, 291),
-    (Pair.MXFP8_MXFP6, 8): (4197, 320),
+    (Pair.FLOATS_MXFP6, 8): (3751, 287),
+    (Pair.FLOATS_MXFP6, 16): (3834, 340),
+    (Pair.FLOATS_MXFP8, 8): (3235, 320),
+    (Pair.FLOATS_MXFP8, 16): (3826, 280),
+    (Pair.MXFP8, 8): (4324, 281),
+    (Pair.MXFP8_MXFP6, 8): (3584, 395),
 }
 """Nanoseconds and permille for 128 columns of each of four warps, by the pair and rows of A."""
 _OF_OTHER_FEW = {
@@ -107,20 +107,20 @@ _OF_OTHER_FEW = {
 """The same of other pairs, by the bits of a weight and rows of A. Those of 4 bits are from four times of 8192 x 8192
 (docs/notes/blockscaled.md)."""
 _OF_RING = {
-    (8, 4, 3): (1332, 415),
-    (8, 8, 4): (1262, 1000),
-    (16, 4, 2): (2335, 275),
-    (16, 4, 4): (1619, 358),
-    (16, 8, 4): (1817, 1000),
+    (8, 4, 3): (1311, 422),
+    (8, 8, 4): (1256, 1000),
+    (16, 4, 2): (2366, 271),
+    (16, 4, 4): (1580, 517),
+    (16, 8, 4): (1822, 1000),
 }
 """Nanoseconds and permille of warps that ask for 4-bit codes of both operands ahead, by rows of A, warps and stages."""
 _OF_OTHER_RING = {
     (4, 8): (1800, 500),
     (4, 16): (3800, 500),
-    (6, 8): (3984, 518),
-    (6, 16): (3414, 307),
-    (8, 8): (2031, 717),
-    (8, 16): (2566, 753),
+    (6, 8): (3976, 521),
+    (6, 16): (3405, 310),
+    (8, 8): (2118, 692),
+    (8, 16): (2835, 695),
 }
 """Nanoseconds and permille of four warps, two CTAs to a multiprocessor, by the bits of a weight and rows of A. Those of 4 bits
 are by times of throw-away kernels."""
@@ -133,34 +133,35 @@ _OF_TMA = {
     (Pair.FLOATS_MXFP4, 8, 8): (3260, 1000),
     (Pair.FLOATS_MXFP4, 16, 4): (2000, 1000),
     (Pair.FLOATS_MXFP4, 32, 4): (2640, 1000),
-    (Pair.FLOATS_MXFP6, 8, 4): (1409, 657),
-    (Pair.FLOATS_MXFP6, 8, 8): (2238, 1000),
-    (Pair.FLOATS_MXFP6, 16, 4): (1695, 642),
-    (Pair.FLOATS_MXFP6, 16, 8): (1988, 1000),
-    (Pair.FLOATS_MXFP6, 32, 4): (1484, 1000),
-    (Pair.FLOATS_MXFP8, 8, 4): (1337, 621),
-    (Pair.FLOATS_MXFP8, 8, 8): (1715, 1000),
-    (Pair.FLOATS_MXFP8, 16, 4): (1685, 572),
-    (Pair.FLOATS_MXFP8, 16, 8): (2126, 1000),
-    (Pair.FLOATS_MXFP8, 32, 4): (1454, 1000),
+    (Pair.FLOATS_MXFP6, 8, 4): (1280, 682),
+    (Pair.FLOATS_MXFP6, 8, 8): (2270, 1000),
+    (Pair.FLOATS_MXFP6, 16, 4): (1653, 653),
+    (Pair.FLOATS_MXFP6, 16, 8): (1983, 1000),
+    (Pair.FLOATS_MXFP6, 32, 4): (1430, 1000),
+    (Pair.FLOATS_MXFP8, 8, 4): (1480, 640),
+    (Pair.FLOATS_MXFP8, 8, 8): (1740, 1000),
+    (Pair.FLOATS_MXFP8, 16, 4): (1605, 675),
+    (Pair.FLOATS_MXFP8, 16, 8): (2115, 1000),
+    (Pair.FLOATS_MXFP8, 32, 4): (1246, 1000),
 }
 """Nanoseconds and permille of a stage of every warp that TMA feeds, by rows of A and warps."""
 _OF_AHEAD = {
-    (64, 128): (851, 530),
-    (64, 256): (1101, 631),
-    (128, 128): (1032, 581),
-    (128, 256): (1132, 1000),
+    (64, 128): (849, 530),
+    (64, 256): (1096, 632),
+    (128, 128): (1040, 567),
+    (128, 256): (1133, 1000),
 }
 """As `_OF_WORDS`, for codes with a prefetch distance of two steps."""
 _LEFT_PERMILLE: dict[FewLoop | ManyLoop, int] = {
-    FewLoop.REGISTERS: 433,
-    FewLoop.RING: 424,
-    FewLoop.TMA: 811,
-    ManyLoop.PIECES: 591,
-    ManyLoop.WORDS: 729,
+    FewLoop.REGISTERS: 447,
+    FewLoop.RING: 422,
+    FewLoop.TMA: 816,
+    ManyLoop.WORDS: 728,
     ManyLoop.AHEAD: 1000,
 }
-"""`RowFacts.left_permille` by the main loop. CTAs of other kernels end together, and the last wait for all before them."""
+_LEFT_OF_PIECES = {64: 447, 128: 642}
+"""`RowFacts.left_permille` by the main loop, of `ManyLoop.PIECES` by the rows of A. CTAs of other kernels end together, and the last wait
+for all before them."""
 _WAITING_PERMILLE = 667
 """Permille of a step for each of the CTAs that share a multiprocessor and hide one another's waits."""
 _SPARED_PERMILLE = 900
@@ -198,7 +199,10 @@ def step_of(config: AnyConfig) -> Step:
 
 def left_permille_of(config: AnyConfig) -> int:
     """`RowFacts.left_permille` of a kernel."""
-    return _LEFT_PERMILLE[config.design.main_loop] if isinstance(config, FewConfig | ManyConfig) else 1000
+    if not isinstance(config, FewConfig | ManyConfig):
+        return 1000
+    design = config.design
+    return _LEFT_OF_PIECES[design.tile_mn[0]] if design.main_loop is ManyLoop.PIECES else _LEFT_PERMILLE[design.main_loop]
 
 
 def _of_many(config: ManyConfig) -> tuple[int, int]:

@@ -39,8 +39,8 @@ class RowFacts(NamedTuple):
     """Bits of an element of the weights; of A too with unpacked weights."""
     end_ns: int
     """Nanoseconds of a tile's epilogue, as far as nothing else is done meanwhile."""
-    room_permille: int
-    """Multiprocessors among which tiles are dealt evenly."""
+    alone_permille: int
+    """Permille of a tile's time where its CTA has the multiprocessor alone; 1000 where no two fit."""
     first_ns: int
     """Nanoseconds until the first step can be multiplied."""
     n_multiple: int = 1
@@ -62,12 +62,13 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active = max(min(m, experts), 1)
     tiles_of_expert = tiles_of(float(m) / float(active), facts.tile_m)
     across = -(-n // (facts.tile_n * facts.tiles_together)) * facts.tiles_together
-    room = float(sm_count) * float(facts.room_permille) / 1000.0
-    of_sm = math.ceil(float(active) * tiles_of_expert * float(across) / room)
+    of_sm = float(math.ceil(float(active) * tiles_of_expert * float(across) / float(sm_count)))
+    if of_sm % 2.0:
+        of_sm += float(facts.alone_permille - 1000) / 1000.0
     step_ps = facts.step_of_band_ps if tiles_of_expert >= _BAND else facts.step_ps
     tile = float(-(-k // facts.tile_k)) * float(step_ps) / 1000.0 + float(facts.end_ns)
     memory = float(active) * float(n) * float(k) * float(facts.bits) / 8.0 / _MEMORY
-    return _BEGIN_NS + float(facts.first_ns) + float(of_sm) * tile + memory
+    return _BEGIN_NS + float(facts.first_ns) + of_sm * tile + memory
 
 
 def refuses(row: Row, call: ShapedCall) -> str | None:

@@ -50,7 +50,7 @@ def _facts(config: AnyConfig) -> RowFacts:
             step_of_band_ps=step_ps,
             bits=8 * size,
             end_ns=_UNALIGNED_END_NS,
-            room_permille=_ALL_PERMILLE,
+            alone_permille=_NO_TWO_PERMILLE,
             first_ns=0,
         )
     if isinstance(config, PackedGroupedConfig):
@@ -71,24 +71,36 @@ def _facts(config: AnyConfig) -> RowFacts:
         step_of_band_ps=(_PAIR_PERMILLE if is_pair else 1000) * step_ns,
         bits=8 * size,
         end_ns=_END_OF_PAIR_NS if is_pair else ends.get(config.design.kernel_schedule, _PINGPONG_END_NS),
-        room_permille=_ALL_PERMILLE,
+        alone_permille=_NO_TWO_PERMILLE,
         first_ns=loaded * _FIRST_PERMILLE // 1000,
         n_multiple=_STORED,
     )
 
 
-_PACKED_STEP, _PACKED_BLOCK_NS, _PACKED_ROW_PS, _PACKED_END_NS = 128, 75, 2990, 911
-"""Columns of a step; nanoseconds to make operands of 64 x 128 packed weights, picoseconds for each row of A, and nanoseconds to
-end a tile, which CTAs of a multiprocessor do at once."""
-_ALL_PERMILLE, _SHARED_PERMILLE = 1000, 760
-"""Multiprocessors that are busy before any has two CTAs, of kernels with room for one and for two: the latter take up to half longer at
-110 tiles than at 96 (H200, 2026-11-28, seed 2811421)."""
+_PACKED_STEP = 128
+"""Columns of a step."""
+_PACKED_BLOCK_NS = {
+    (8, 16): 168,
+    (8, 32): 182,
+    (8, 64): 204,
+    (8, 128): 265,
+    (16, 8): 112,
+    (16, 16): 150,
+    (16, 32): 208,
+    (16, 64): 261,
+    (16, 128): 396,
+}
+_PACKED_END_NS = {8: 1296, 16: 1139}
+"""Nanoseconds to multiply by 64 x 128 packed weights, by the bits of an element of A and the rows of a tile; and to end a tile, which
+CTAs of a multiprocessor do at once."""
+_ALONE_PERMILLE = {8: 1644, 16: 1689}
+"""Permille of a tile's time where its CTA has the multiprocessor alone, of kernels with room for two, by the bits of an element of A."""
+_NO_TWO_PERMILLE = 1000
 
 
 def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
-    blocks = config.tile_n // SIDE
-    by_row = _PACKED_ROW_PS * config.tile_m * config.dtype.bits // 16
-    step_ps = blocks * (1000 * _PACKED_BLOCK_NS + by_row)
+    blocks, of_a = config.tile_n // SIDE, config.dtype.bits
+    step_ps = 1000 * blocks * _PACKED_BLOCK_NS[of_a, config.tile_m]
     return RowFacts(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
@@ -97,8 +109,8 @@ def _packed_facts(config: PackedGroupedConfig) -> RowFacts:
         step_ps=step_ps,
         step_of_band_ps=step_ps,
         bits=config.format.code.bits,
-        end_ns=_PACKED_END_NS // config.ctas_of_sm,
-        room_permille=_SHARED_PERMILLE if config.ctas_of_sm > 1 else _ALL_PERMILLE,
+        end_ns=_PACKED_END_NS[of_a] // config.ctas_of_sm,
+        alone_permille=_ALONE_PERMILLE[of_a] if config.ctas_of_sm > 1 else _NO_TWO_PERMILLE,
         first_ns=0,
     )
 
