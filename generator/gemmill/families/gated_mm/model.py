@@ -9,25 +9,62 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS, _TILE_NS = 3000.0, 1200.0
-"""Nanoseconds of a launch, and of a tile's epilogue."""
-_PADDED_ROW_NS = 40.0
-"""Nanoseconds for each row of a tile that a is too small for: TMA fills it more slowly than it loads one."""
-_MEMORY = 4800.0
-"""Bytes that memory gives in a nanosecond."""
-_TALL = 256
+
+class _Times(NamedTuple):
+    """Of kernels that multiply and activate at once."""
+
+    begin_ns: float
+    """Nanoseconds of a launch."""
+    tile_ns: float
+    overlapped_tile_ns: float
+    """Nanoseconds of a tile's epilogue, and of the last one's where a tile ends while the next one is multiplied."""
+    padded_row_ns: float
+    """Nanoseconds for each row of a tile that a is too small for: TMA fills it more slowly than it loads one."""
+    memory: float
+    tall_memory: float
+    """Bytes that memory gives in a nanosecond, and to tall tiles."""
+    unhidden: float
+    """The share of the shorter of multiplying and reading that the longer does not hide."""
+    alone: float
+    """The least share of a step's time where fewer than half of the multiprocessors have a tile."""
+    products: float
+    """Multiply-adds a nanosecond of such a multiprocessor at most."""
+
+
+_OF_ROWS = _Times(
+    begin_ns=254.0,
+    tile_ns=799.0,
+    overlapped_tile_ns=2063.0,
+    padded_row_ns=72.4,
+    memory=5573.0,
+    tall_memory=4930.0,
+    unhidden=0.363,
+    alone=0.559,
+    products=5015.0,
+)
+"""Fitted to calls of random layers (docs/notes/gated_mm.md)."""
+_OF_EXPERTS = _Times(
+    begin_ns=3000.0,
+    tile_ns=1200.0,
+    overlapped_tile_ns=1200.0,
+    padded_row_ns=40.0,
+    memory=4800.0,
+    tall_memory=4800.0,
+    unhidden=0.1,
+    alone=0.7,
+    products=math.inf,
+)
+TALL = 256
 """Rows of packed weights of a tile from which on idle multiprocessors cost bandwidth. With 112 of 132 busy, reads take 1.09 to 1.10
 times as long, and with 0.73 of them 1.15 times; tiles of 64 and 128 rows show no loss (H200, 2026-11-23 and 2026-11-27)."""
-_ALONE = 0.7
-"""The least share of a step's time where fewer than half of the multiprocessors have a tile: 48 of 256 x 16 took 330 of 464 ns (H200, 2026-11-23)."""
 _STEP = 128
 """Elements along K of a step."""
-_PLAIN_BEGIN_NS, _PLAIN_MEMORY, _PLAIN_HIDDEN = 2200.0, 5100.0, 0.3
+_PLAIN_BEGIN_NS, _PLAIN_MEMORY, _PLAIN_HIDDEN = 2538.0, 4508.0, 0.141
 """Of a plain GEMM that makes the product of rows without experts: nanoseconds of a launch, bytes that memory gives in a nanosecond, and
 the share of the shorter of multiplying and reading that the longer does not hide."""
-_PLAIN_PRODUCTS, _PLAIN_LOADED, _PLAIN_STEP_NS = 5100.0, 115.0, 70.0
+_PLAIN_PRODUCTS, _PLAIN_LOADED, _PLAIN_STEP_NS = 4854.0, 222.0, 41.0
 """Its multiply-adds and loaded bytes a nanosecond on a multiprocessor, and the least nanoseconds of a step."""
-_SLICES, _STEPS_OF_SLICE, _JOINING_NS = 8, 4, 2300.0
+_SLICES, _STEPS_OF_SLICE, _JOINING_NS = 8, 4, 1373.0
 """Its most slices of K, the least steps of one, and nanoseconds to add them up."""
 _PLAIN_TILES = (
     *((rows, columns) for rows in (16, 32, 64, 96, 128) for columns in (64, 128)),
@@ -36,10 +73,11 @@ _PLAIN_TILES = (
 """Its tiles: rows of A and of weights. Constants and tiles fit 48 products of random calls within 6 % (root mean square), and 7 % where a
 fit knew the other 24 of them; scaled_mm's own model, which needs the build's variants, 8 % (H200, 2026-11-28; notes)."""
 
-
-_ACTIVATION_NS, _MOVED, _MOVING = 1700.0, 2.5, 2200.0
-"""Nanoseconds of the second of two launches, bytes that it reads and writes for each packed column of a row, and bytes that move in a
-nanosecond."""
+_MOVED = 2.5
+"""Bytes that the second of two launches reads and writes for each packed column of a row."""
+_ACTIVATION_NS, _MOVING = 968.0, 2380.0
+_ACTIVATION_OF_EXPERTS_NS, _MOVING_OF_EXPERTS = 1700.0, 2200.0
+"""Nanoseconds of the second launch, and bytes that move in one."""
 
 
 class RowFacts(NamedTuple):
@@ -80,12 +118,13 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k, experts = call.sizes
     facts: RowFacts = row.facts
     if not facts.parts:
-        return _product_ns(facts, call, sm_count)
+        return _product_ns(facts, call, sm_count, _OF_EXPERTS if experts else _OF_ROWS)
+    moved = _MOVED * float(m) * float(n)
     if experts:
-        product = min(_product_ns(of_tile, call, sm_count) for of_tile in _GROUPED)
-    else:
-        product = min(_plain_ns(tile, m, n, k, sm_count) for tile in _PLAIN_TILES)
-    return product + _ACTIVATION_NS + _MOVED * float(m) * float(n) / _MOVING
+        product = min(_product_ns(of_tile, call, sm_count, _OF_EXPERTS) for of_tile in _GROUPED)
+        return product + _ACTIVATION_OF_EXPERTS_NS + moved / _MOVING_OF_EXPERTS
+    product = min(_plain_ns(tile, m, n, k, sm_count) for tile in _PLAIN_TILES)
+    return product + _ACTIVATION_NS + moved / _MOVING
 
 
 def _plain_ns(tile: tuple[int, int], m: int, n: int, k: int, sm_count: int) -> float:
@@ -102,7 +141,7 @@ def _plain_ns(tile: tuple[int, int], m: int, n: int, k: int, sm_count: int) -> f
     return _PLAIN_BEGIN_NS + max(working, memory) + _PLAIN_HIDDEN * min(working, memory)
 
 
-def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
+def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int, times: _Times) -> float:
     """The same of one kernel that multiplies."""
     m, n, k, experts = call.sizes
     active = max(min(m, experts), 1)
@@ -111,13 +150,15 @@ def _product_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
     of_rows = -(-most // (facts.tile_m * facts.cluster)) * facts.cluster
     tiles = active * of_rows * -(-n // facts.tile_n)
     waves = -(-tiles // (sm_count * facts.ctas_of_sm))
-    tile = float(-(-k // _STEP)) * float(facts.step_ps) / 1000.0 * float(facts.ctas_of_sm)
+    step = float(facts.step_ps) / 1000.0
     if 2 * tiles < sm_count:
-        tile *= max(_ALONE, math.sqrt(float(tiles) / float(sm_count)))
-    ends = 1 if facts.overlaps else waves
-    working = float(waves) * tile + float(ends) * _TILE_NS
-    memory = float(active) * float(n) * float(k) / _MEMORY
-    if facts.tile_n >= _TALL and 2 * tiles >= sm_count:
+        step *= max(times.alone, math.sqrt(float(tiles) / float(sm_count)))
+        step = max(step, float(facts.tile_m * facts.tile_n * _STEP) / times.products)
+    tile = float(-(-k // _STEP)) * step * float(facts.ctas_of_sm)
+    ends = times.overlapped_tile_ns if facts.overlaps else float(waves) * times.tile_ns
+    working = float(waves) * tile + ends
+    memory = float(active) * float(n) * float(k) / (times.tall_memory if facts.tile_n >= TALL else times.memory)
+    if facts.tile_n >= TALL and 2 * tiles >= sm_count:
         memory /= math.sqrt(float(tiles) / float(-(-tiles // sm_count) * sm_count))
-    padded = _PADDED_ROW_NS * float(max(facts.tile_m - rows, 0))
-    return _BEGIN_NS + max(working, memory) + 0.1 * min(working, memory) + padded
+    padded = times.padded_row_ns * float(max(facts.tile_m - rows, 0))
+    return times.begin_ns + max(working, memory) + times.unhidden * min(working, memory) + padded

@@ -11,7 +11,7 @@ from gemmill.families.gated_mm.config import (
     UnalignedGatedConfig,
 )
 from gemmill.families.gated_mm.facts import Facts as KernelFacts
-from gemmill.families.gated_mm.model import RowFacts, model_ns
+from gemmill.families.gated_mm.model import TALL, RowFacts, model_ns
 from gemmill.families.gated_mm.order import order_of
 from gemmill.family import Needs, Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
@@ -20,13 +20,14 @@ from gemmill.gemm.promotion import promoted_ns
 from gemmill.vocab import DType, EpilogueKind
 
 _STEP = 128
-_PRODUCTS = 5000
+_PRODUCTS, _PRODUCTS_OF_EXPERTS = 5211, 5000
 """Multiply-adds a nanosecond that the model gives one multiprocessor: 4,930 to 5,060 at 4,096 rows of 28672 x 4096.
 
 It is no limit of the hardware. The H200's peak of 1,979 TFLOP/s in dense e4m3 is 7,496 on each of 132 multiprocessors.
 """
-_LOADED = 75
-"""Bytes a nanosecond that the model has one multiprocessor load: 70 to 75 where tiles of 64 x 256 load alone (H200, 2026-11-23)."""
+_LOADED, _LOADED_BY_TALL, _LOADED_OF_EXPERTS = 118, 78, 75
+"""Bytes a nanosecond that the model has one multiprocessor load: for tiles of fewer than 256 packed rows of weights, of so many, and of
+experts. Tiles of 64 x 256 loaded 70 to 75 alone (H200, 2026-11-23)."""
 _UNALIGNED_STEP_PS = 4_000_000
 """Picoseconds of a step, an assumption. It is more than any other kernel's step takes.
 
@@ -41,8 +42,10 @@ def _facts(config: AnyConfig) -> RowFacts:
     if isinstance(config, GatedPartsConfig):
         return RowFacts(tile_m=0, tile_n=0, ctas_of_sm=0, step_ps=0, overlaps=0, parts=1)
     facts = KernelFacts(config)
-    products = facts.tile_m * facts.tile_n * _STEP // _PRODUCTS
-    loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // _LOADED
+    by_expert = config.operands.by_expert
+    products = facts.tile_m * facts.tile_n * _STEP // (_PRODUCTS_OF_EXPERTS if by_expert else _PRODUCTS)
+    of_sm = _LOADED_OF_EXPERTS if by_expert else _LOADED_BY_TALL if facts.tile_n >= TALL else _LOADED
+    loaded = (facts.tile_m // facts.cluster_y + facts.tile_n // facts.cluster_x) * _STEP // of_sm
     gathered = gathering_ns(facts.tile_m) if config.operands.indexed else 0
     return RowFacts(
         tile_m=facts.tile_m,
