@@ -12,6 +12,7 @@ from peers.marlin import marlin_contender, marlin_experts, marlin_layer, vllms_o
 from peers.vllm_plugin import plugin_layer
 from timed.fused_experts.calls import PACKED
 from timed.fused_experts.contenders import VllmTriton
+from timed.gated_mm.contenders import Separate
 from timed.grouped_mm.contenders import MoePeer, vllm_grouped
 from timed.quant.contenders import QuantContender
 
@@ -66,6 +67,15 @@ def _quant(options: Namespace, notes: list[str]) -> Contender:
     return QuantContender(name=NAME, namespace="_C", codes_apart=1.0)
 
 
+def _gated(options: Namespace, notes: list[str]) -> Contender:
+    try:
+        torch.ops.load_library(options.vllm_so)
+    except (OSError, RuntimeError) as error:
+        raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
+    notes.append("vllm's product, then its op; experts have no such product there")
+    return Separate(name=NAME, namespace="_C", with_op=True, complete=True)
+
+
 def _moe(options: Namespace, notes: list[str]) -> Contender:
     try:
         torch.ops.load_library(options.vllm_so)
@@ -111,4 +121,4 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "blockscaled": _blockscaled, "grouped_mm": _moe}
+_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "gated_mm": _gated, "blockscaled": _blockscaled, "grouped_mm": _moe}

@@ -3,7 +3,7 @@ after it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,7 +11,7 @@ import gemmill
 from gemmill.families.gated_mm import NAME
 from gemmill.families.gated_mm.cases.calls import report_of, wrong_of
 from gemmill.families.gated_mm.classes import CLASSES
-from gemmill.families.gated_mm.config import OPERANDS, Result
+from gemmill.families.gated_mm.config import GROUP, OPERANDS, Result
 from gemmill.families.gated_mm.serving import OF_WORD
 from gemmill.family import ShapedCall
 from gemmill.runtime.choosing import model_ns, rejection
@@ -99,21 +99,29 @@ class Separate(CheckedCalls):
 
     name: str
     with_op: bool
+    namespace: str = "gemmill"
     complete: bool = False
 
     def takes(self, workload: Workload) -> bool:
-        """Whether there is an op for the stored result."""
-        return not self.with_op or workload.of.result is not Result.BF16
+        """Whether the namespace has the product, and an op for the stored result. vLLM's products of experts have no offsets, and its
+        groups are of 128."""
+        of = workload.of
+        if self.namespace != "gemmill" and (of.of_experts or (of.in_groups and of.group != GROUP)):
+            return False
+        return not self.with_op or of.result is not Result.BF16
 
     def check(self, operands: "GatedOperands | ExpertOperands", call: Callable[[], object]) -> None:
         """Nothing: it computes a part of the op."""
 
     def call(self, operands: "GatedOperands | ExpertOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
-        alone = operands.alone(torch.ops.gemmill, i)
+        ops = getattr(torch.ops, self.namespace)
+        if self.namespace != "gemmill" and operands.workload.of.in_groups:  # vLLM reads scales of blocks column by column
+            operands = replace(operands, b_scales=operands.b_scales.t().contiguous().t())
+        alone = operands.alone(ops, i)
         if not self.with_op:
             return alone
-        after = operands.after(torch.ops.gemmill)
+        after = operands.after(ops)
         return lambda: (alone(), after())
 
 

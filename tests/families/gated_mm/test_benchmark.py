@@ -1,6 +1,7 @@
 """Gated GEMMs in the benchmarks: operands of dense layers and of experts, and a wrong result that is not timed."""
 
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,39 @@ def test_all_contenders_take_what_is_made(kind: str) -> None:
         for with_op in (False, True):
             separate = Separate(name="separate", with_op=with_op)
             assert not separate.takes(workload) or len(separate.prepare(x, Once(), 1)) == x.copies
+
+
+@pytest.mark.parametrize(
+    ("kind", "has"),
+    [
+        ("groups", True),
+        ("groups_of_blocks", True),
+        ("static_int8", True),
+        ("bf16", False),
+        ("groups_of_blocks_32", False),
+        ("experts_groups", False),
+    ],
+)
+def test_vllms_ops_get_what_they_take(monkeypatch, kind: str, has: bool) -> None:
+    """Scales of blocks column by column, and no experts. Here a recorder stands in for its library."""
+    made: list[tuple[str, tuple[object, ...]]] = []
+
+    def recorder(name: str) -> SimpleNamespace:
+        return SimpleNamespace(default=lambda *given: made.append((name, given)))
+
+    names = ("cutlass_scaled_mm", "silu_and_mul_quant", "silu_and_mul_per_block_quant")
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace(**{name: recorder(name) for name in names}))
+    workload = BENCHMARK.tiny(workloads_of(replace_op(kind))[-1]).resized(k=384)
+    vllm = Separate(name="vllm", namespace="_C", with_op=True, complete=True)
+    assert vllm.takes(workload) is has
+    if has:
+        x = GatedMaker(torch.device("cpu"), 1).make(workload)
+        vllm.call(x, 0)()
+        (product, given), (op, of_op) = made
+        assert product == "cutlass_scaled_mm" and op == names[2 if workload.of.result.group else 1]
+        assert given[0] is of_op[1] is x.product and of_op[0] is x.out
+        b_scales = given[4]
+        assert torch.equal(b_scales, x.b_scales) and (b_scales.stride(0) == 1 or not workload.of.in_groups)
 
 
 @pytest.mark.parametrize("kind", ["groups", "static_int8", "experts_groups", "experts_static_gathered"])
