@@ -113,7 +113,9 @@ def read(paths: Iterable[Path]) -> list[Timed]:
 def _timed(family: str, row: Mapping[str, Any]) -> Timed:
     sizes = tuple(row[name] for name in row.get("sizes", "mnk"))
     call = ShapedCall(family=family, call_class=0, sizes=sizes, alignments=(16,) * 4)
-    told = {row["choice"] if name == "gemmill" else name: times["median_us"] for name, times in row["contenders"].items()}
+    told = {
+        row["choice"] if name == "gemmill" else name: times["median_us"] for name, times in row["contenders"].items()
+    }
     careful = {name: us for name, us in told.items() if name in row["sieved_us"]}
     return Timed(family=family, op=row["op"], text=row["key"], call=call, us=row["sieved_us"] | careful)
 

@@ -121,4 +121,10 @@ def _blockscaled(options: Namespace, notes: list[str]) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None
 
 
-_OF_FAMILY = {"scaled_mm": _scaled_mm, "quant": _quant, "gated_mm": _gated, "blockscaled": _blockscaled, "grouped_mm": _moe}
+_OF_FAMILY = {
+    "scaled_mm": _scaled_mm,
+    "quant": _quant,
+    "gated_mm": _gated,
+    "blockscaled": _blockscaled,
+    "grouped_mm": _moe,
+}

@@ -116,7 +116,9 @@ class Separate(CheckedCalls):
     def call(self, operands: "GatedOperands | ExpertOperands", i: int) -> Callable[[], object]:
         """A call with its arguments bound."""
         ops = getattr(torch.ops, self.namespace)
-        if self.namespace != "gemmill" and operands.workload.of.in_groups:  # vLLM reads scales of blocks column by column
+        if (
+            self.namespace != "gemmill" and operands.workload.of.in_groups
+        ):  # vLLM reads scales of blocks column by column
             operands = replace(operands, b_scales=operands.b_scales.t().contiguous().t())
         alone = operands.alone(ops, i)
         if not self.with_op:

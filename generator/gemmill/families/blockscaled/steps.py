@@ -202,7 +202,9 @@ def left_permille_of(config: AnyConfig) -> int:
     if not isinstance(config, FewConfig | ManyConfig):
         return 1000
     design = config.design
-    return _LEFT_OF_PIECES[design.tile_mn[0]] if design.main_loop is ManyLoop.PIECES else _LEFT_PERMILLE[design.main_loop]
+    return (
+        _LEFT_OF_PIECES[design.tile_mn[0]] if design.main_loop is ManyLoop.PIECES else _LEFT_PERMILLE[design.main_loop]
+    )
 
 
 def _of_many(config: ManyConfig) -> tuple[int, int]:
