@@ -58,32 +58,57 @@ struct AnyActivation {
 // that are neighbouring columns; 0 where pieces of gates and of ups take turns.
 template <bool kCoded, int kGroup, int kBlock>
 struct ActivatePacked {
-  static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kLanesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
+  static constexpr int kThreads = 256, kThreadsOfMany = 128, kPiece = 8, kUnrollOfMany = 4, kLanesOfWarp = 32, kResultBytes = kCoded ? 1 : 2;
   static constexpr int kPiecesOfGroup = kGroup != 0 ? kGroup / kPiece : 1, kPiecesOfBlock = kBlock != 0 ? kBlock / kPiece : 1;
 
   // Of rows that one launch has.
   struct Params {
-    gemmill_gated_mm_args x;
     void const* product;
     uint32_t first_row, pieces_of_row, pieces;
     uint32_t multiplier, shift;  // piece / pieces_of_row is piece * multiplier >> shift, for pieces below 2^31
+    gemmill_gated_mm_args x;
   };
 
-  // A thread has kUnroll pieces, of which kParts are of one group: the more, the fewer shuffles and scales it computes.
+  // A thread has kUnroll pieces, of which kParts are of one group: the more, the fewer shuffles and scales it computes. Of many pieces
+  // the last CTAs' come first: the end of the product is in L2 still.
   template <class Activation, int kUnroll>
   static __device__ __forceinline__ void run(Params const& p) {
     constexpr int kParts = kGroup != 0 ? quant::parts_of_group(kUnroll, kPiecesOfGroup) : 1, kSets = kUnroll / kParts;
-    uint32_t const warps = blockDim.x / 32, first = blockIdx.x * kSets * warps + threadIdx.x / 32;
-    if constexpr (kUnroll == 1) fetch(p, first_piece<1>(first));
+    uint32_t const cta = kUnroll == kUnrollOfMany ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    uint32_t const warps = blockDim.x / 32, first = cta * kSets * warps + threadIdx.x / 32;
+    auto const piece_of = [&](int set) { return first_piece<kParts>(first + set * warps); };
+    Place place = place_of(p, piece_of(0));
+    if constexpr (kUnroll == 1) place.keep();
     wait_for_predecessor();
     uint4 gates[kSets][kParts], ups[kSets][kParts];
 #pragma unroll
-    for (int s = 0; s < kSets; ++s) load<kUnroll == 1>(p, first_piece<kParts>(first + s * warps), gates[s], ups[s]);
+    for (int s = 0; s < kSets; ++s) load<kUnroll == 1>(p, piece_of(s), gates[s], ups[s]);
 #pragma unroll
-    for (int s = 0; s < kSets; ++s) activate<Activation>(p, first_piece<kParts>(first + s * warps), gates[s], ups[s]);
+    for (int s = 0; s < kSets; ++s) {
+      if constexpr (kUnroll > 1) place = place_of(p, piece_of(s));
+      activate<Activation>(p, place, gates[s], ups[s]);
+    }
   }
 
  private:
+  // Where a lane's first piece of a set goes.
+  struct Place {
+    uint32_t piece, row, at;
+    uint8_t* out;
+    float* scale;
+    int is_of_experts;
+
+    // Arguments, of which the first to read a line waits for it, are read here, before the product has been made.
+    __device__ __forceinline__ void keep() { asm volatile("" : "+l"(out), "+l"(scale), "+r"(is_of_experts)); }
+  };
+
+  static __device__ __forceinline__ Place place_of(Params const& p, uint32_t piece) {
+    auto const& x = p.x;
+    uint32_t const row = static_cast<uint32_t>(uint64_t{piece} * p.multiplier >> p.shift), at = piece - row * p.pieces_of_row;
+    uint8_t* const out = static_cast<uint8_t*>(x.d) + (int64_t{row} * x.ldd + int64_t{at} * kPiece) * kResultBytes;
+    return {piece, row, at, out, x.out_scales + row * x.out_scale_stride_m + at / kPiecesOfGroup * x.out_scale_stride_g, x.offsets != nullptr};
+  }
+
   // Lanes that share a group, and a lane's first piece of those that warp `warp` has; its others follow by that many.
   template <int kParts>
   static constexpr int kLanes = kPiecesOfGroup / kParts;
@@ -97,7 +122,6 @@ struct ActivatePacked {
 
   // Whether the product has been made for a row.
   static __device__ bool has_expert(gemmill_gated_mm_args const& x, int row) {
-    if (x.offsets == nullptr) return true;
     int expert = 0;
     if (x.slot != 0) {
       expert = row / x.slot;
@@ -127,13 +151,6 @@ struct ActivatePacked {
     for (int i = 0; i < kPiece; ++i) values[i] = __bfloat162float(elements[i]);
   }
 
-  // Asks for a piece while the product is made, so that its page is known when the product can be read, as the op does.
-  static __device__ __forceinline__ void fetch(Params const& p, uint32_t piece) {
-    uint4 const* const gate = gates_at(p, piece);
-    quant::fetch_to_l2(gate);
-    if constexpr (kBlock != 0) quant::fetch_to_l2(gate + kPiecesOfBlock);
-  }
-
   // The gates of a piece; of one behind the last row, those of its end. Their ups are kPiecesOfBlock behind.
   static __device__ __forceinline__ uint4 const* gates_at(Params const& p, uint32_t piece) {
     uint32_t const own = min(piece, p.pieces - 1);
@@ -156,11 +173,10 @@ struct ActivatePacked {
   // All lanes come here, those behind the last row without an effect; groups and pairs of pieces lie within a row. Without blocks a pair
   // has 32 columns, 16 results: an even piece the first two of each four, the next piece, of the next lane, the last two.
   template <class Activation, int kParts>
-  static __device__ __forceinline__ void activate(Params const& p, uint32_t piece, uint4 const (&gates)[kParts], uint4 const (&of_ups)[kParts]) {
+  static __device__ __forceinline__ void activate(Params const& p, Place const& place, uint4 const (&gates)[kParts], uint4 const (&of_ups)[kParts]) {
     auto const& x = p.x;
     bool const is_odd = threadIdx.x % 2;
-    uint32_t const row = static_cast<uint32_t>(uint64_t{piece} * p.multiplier >> p.shift), at = piece - row * p.pieces_of_row;
-    bool const is_wanted = piece < p.pieces && has_expert(x, static_cast<int>(p.first_row + row));
+    bool const is_wanted = place.piece < p.pieces && (place.is_of_experts == 0 || has_expert(x, static_cast<int>(p.first_row + place.row)));
     float values[kParts * kPiece];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -170,7 +186,6 @@ struct ActivatePacked {
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) values[part * kPiece + i] = of_part[i];
     }
-    int64_t const to = int64_t{row} * x.ldd + int64_t{at} * kPiece;
     if constexpr (!kCoded) {
       uint32_t words[kPiece / 2];
 #pragma unroll
@@ -183,7 +198,7 @@ struct ActivatePacked {
         uint32_t const first_word = other(is_odd ? words[0] : words[2]), second = other(is_odd ? words[1] : words[3]);
         results = is_odd ? make_uint4(first_word, words[2], second, words[3]) : make_uint4(words[0], first_word, words[1], second);
       }
-      if (is_wanted) *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(x.d) + to) = results;
+      if (is_wanted) *reinterpret_cast<uint4*>(place.out) = results;
     } else {
       uint32_t words[kParts * kPiece / 4];
       if constexpr (kGroup == 0) {
@@ -198,7 +213,7 @@ struct ActivatePacked {
         for (int i = 0; i < kParts * kPiece; ++i) largest = fmaxf(largest, fabsf(values[i]));  // NaN does not count
         quant::SymmetricCoding<quant::E4M3, quant::Silu> const coding(quant::reduce_lanes<kLanes<kParts>>(largest, quant::Max{}), INFINITY);
         coding.encode(values, words);
-        if (is_wanted && at % kPiecesOfGroup == 0) x.out_scales[row * x.out_scale_stride_m + at / kPiecesOfGroup * x.out_scale_stride_g] = coding.scale;
+        if (is_wanted && place.at % kPiecesOfGroup == 0) *place.scale = coding.scale;
       }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -209,7 +224,7 @@ struct ActivatePacked {
           uint32_t const even = is_odd ? found : first_word, odd = is_odd ? second : found;
           codes = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
         }
-        if (is_wanted) *reinterpret_cast<uint2*>(static_cast<uint8_t*>(x.d) + to + part * kLanes<kParts> * kPiece) = codes;
+        if (is_wanted) *reinterpret_cast<uint2*>(place.out + part * kLanes<kParts> * kPiece) = codes;
       }
     }
   }
@@ -225,7 +240,7 @@ __global__ void __launch_bounds__(Activated::kThreads) activate_packed_kernel(__
 
 template <class Variant, class Activated, class Activation, int kUnroll>
 int32_t launch_pieces(typename Activated::Params params, gemmill_launch const& how) {
-  constexpr int kThreads = kUnroll == 4 ? Activated::kThreadsOfMany : Activated::kThreads;
+  constexpr int kThreads = kUnroll == Activated::kUnrollOfMany ? Activated::kThreadsOfMany : Activated::kThreads;
   constexpr int64_t kPieces = int64_t{kThreads} * kUnroll;
   void* parameters[] = {&params};
   LaunchShape const shape{dim3(static_cast<unsigned>((params.pieces + kPieces - 1) / kPieces)), dim3(kThreads), dim3(1), 0};
@@ -241,7 +256,8 @@ int32_t launch_activate_packed(gemmill_gated_parts_args const& x, gemmill_launch
   int64_t const of_row = x.call.n / 2 / Activated::kPiece;
   if (x.call.m == 0 || of_row == 0) return 0;
   int64_t const slice = std::max<int64_t>(kMostPieces / of_row, 1);
-  typename Activated::Params params{x.call, x.product};
+  typename Activated::Params params{};
+  params.x = x.call;
   params.pieces_of_row = static_cast<uint32_t>(of_row);
   uint32_t bits = 0;
   while ((int64_t{1} << bits) < of_row) ++bits;

@@ -12,17 +12,17 @@ namespace {
 struct Times {
   double begin_ns, tile_ns, overlapped_tile_ns, padded_row_ns, memory, tall_memory, unhidden, alone, products;
 };
-constexpr Times kOfRows{254.0, 799.0, 2063.0, 72.4, 5573.0, 4930.0, 0.363, 0.559, 5015.0};
+constexpr Times kOfRows{1234.0, 449.0, 1144.0, 83.0, 5496.0, 5003.0, 0.252, 0.556, 5108.0};
 constexpr Times kOfExperts{3000.0, 1200.0, 1200.0, 40.0, 4800.0, 4800.0, 0.1, 0.7, std::numeric_limits<double>::infinity()};
 constexpr int64_t kStep = 128, kTall = 256;
 
-constexpr double kPlainBeginNs = 2538.0, kPlainMemory = 4508.0, kPlainHidden = 0.141;
-constexpr double kPlainProducts = 4854.0, kPlainLoaded = 222.0, kPlainStepNs = 41.0, kJoiningNs = 1373.0;
+constexpr double kPlainBeginNs = 1929.0, kPlainMemory = 4500.0, kPlainHidden = 0.216;
+constexpr double kPlainProducts = 5103.0, kPlainLoaded = 223.0, kPlainStepNs = 23.0, kJoiningNs = 1404.0;
 constexpr int64_t kSlices = 8, kStepsOfSlice = 4;
 constexpr int64_t kPlainTiles[][2] = {{16, 64}, {16, 128}, {32, 64}, {32, 128}, {64, 64}, {64, 128}, {96, 64},
                                       {96, 128}, {128, 64}, {128, 128}, {160, 128}, {192, 128}, {256, 128}};
 
-constexpr double kMoved = 2.5, kActivationNs = 968.0, kMoving = 2380.0, kActivationOfExpertsNs = 1700.0, kMovingOfExperts = 2200.0;
+constexpr double kMoved = 2.5, kActivationNs = 882.0, kMoving = 2229.0, kActivationOfExpertsNs = 1700.0, kMovingOfExperts = 2200.0;
 constexpr Facts kTilesOfGrouped[] = {
     {16, 64, 1, 136000, 0, 0, 1}, {32, 128, 1, 273000, 0, 0, 1}, {64, 128, 1, 327000, 0, 0, 1}, {128, 128, 1, 437000, 1, 0, 1}, {128, 192, 1, 629000, 1, 0, 1}};
 

@@ -6,10 +6,16 @@ from itertools import pairwise
 
 import torch
 
-MOST_GATHERED = 1024
-"""Most rows that the kernel gathers as it loads them. A copy selects more rows first. Gathering 8,192 took 954 us where
-both steps take 553 (H200, 2026-11-22; notes of grouped GEMMs).
+MOST_GATHERED, GATHERED_OF_EXPERT = 1024, 16
+"""Most rows that the kernel gathers as it loads them, and those for each expert where these are more. A copy selects more rows first.
+Gathering 8,192 of 32 experts took 954 us where both steps take 553 (H200, 2026-11-22); of 128 experts with 16 rows each selecting first
+took 1.07 to 1.18 times as long (2026-11-28; notes of grouped GEMMs).
 """
+
+
+def most_gathered(experts: int) -> int:
+    """Rows of so many experts up to which the kernel gathers."""
+    return max(MOST_GATHERED, GATHERED_OF_EXPERT * experts)
 
 
 def can_be_selected(a: torch.Tensor, a_scales: torch.Tensor | None, token_ids: torch.Tensor) -> bool:

@@ -32,15 +32,15 @@ class _Times(NamedTuple):
 
 
 _OF_ROWS = _Times(
-    begin_ns=254.0,
-    tile_ns=799.0,
-    overlapped_tile_ns=2063.0,
-    padded_row_ns=72.4,
-    memory=5573.0,
-    tall_memory=4930.0,
-    unhidden=0.363,
-    alone=0.559,
-    products=5015.0,
+    begin_ns=1234.0,
+    tile_ns=449.0,
+    overlapped_tile_ns=1144.0,
+    padded_row_ns=83.0,
+    memory=5496.0,
+    tall_memory=5003.0,
+    unhidden=0.252,
+    alone=0.556,
+    products=5108.0,
 )
 """Fitted to calls of random layers (docs/notes/gated_mm.md)."""
 _OF_EXPERTS = _Times(
@@ -59,23 +59,22 @@ TALL = 256
 times as long, and with 0.73 of them 1.15 times; tiles of 64 and 128 rows show no loss (H200, 2026-11-23 and 2026-11-27)."""
 _STEP = 128
 """Elements along K of a step."""
-_PLAIN_BEGIN_NS, _PLAIN_MEMORY, _PLAIN_HIDDEN = 2538.0, 4508.0, 0.141
+_PLAIN_BEGIN_NS, _PLAIN_MEMORY, _PLAIN_HIDDEN = 1929.0, 4500.0, 0.216
 """Of a plain GEMM that makes the product of rows without experts: nanoseconds of a launch, bytes that memory gives in a nanosecond, and
 the share of the shorter of multiplying and reading that the longer does not hide."""
-_PLAIN_PRODUCTS, _PLAIN_LOADED, _PLAIN_STEP_NS = 4854.0, 222.0, 41.0
+_PLAIN_PRODUCTS, _PLAIN_LOADED, _PLAIN_STEP_NS = 5103.0, 223.0, 23.0
 """Its multiply-adds and loaded bytes a nanosecond on a multiprocessor, and the least nanoseconds of a step."""
-_SLICES, _STEPS_OF_SLICE, _JOINING_NS = 8, 4, 1373.0
+_SLICES, _STEPS_OF_SLICE, _JOINING_NS = 8, 4, 1404.0
 """Its most slices of K, the least steps of one, and nanoseconds to add them up."""
 _PLAIN_TILES = (
     *((rows, columns) for rows in (16, 32, 64, 96, 128) for columns in (64, 128)),
     *((rows, 128) for rows in (160, 192, 256)),
 )
-"""Its tiles: rows of A and of weights. Constants and tiles fit 48 products of random calls within 6 % (root mean square), and 7 % where a
-fit knew the other 24 of them; scaled_mm's own model, which needs the build's variants, 8 % (H200, 2026-11-28; notes)."""
+"""Its tiles: rows of A and of weights."""
 
 _MOVED = 2.5
 """Bytes that the second of two launches reads and writes for each packed column of a row."""
-_ACTIVATION_NS, _MOVING = 968.0, 2380.0
+_ACTIVATION_NS, _MOVING = 882.0, 2229.0
 _ACTIVATION_OF_EXPERTS_NS, _MOVING_OF_EXPERTS = 1700.0, 2200.0
 """Nanoseconds of the second launch, and bytes that move in one."""
 

@@ -40,7 +40,6 @@ INSTRUCTIONS = {
     r'asm\("\{\\n \.reg \.b16 low, high;.*?"f"\(d\)\);': "word = code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;",
     r'asm\("rcp\.approx[^;]*;[^;]*;': "y = 1.0f / x;",
     r'asm volatile\("griddepcontrol[^;]*;[^;]*;': "",
-    r'asm volatile\("prefetch\.global[^;]*;[^;]*;': "",
     r'asm volatile\("ld\.global[^;]*;[^;]*;': "value = __ldcg(static_cast<uint4 const*>(address));",
 }
 """Instructions that a CPU has not, and how it does the same."""
