@@ -47,7 +47,6 @@ MEASURED = [
     (E4M3, Result.STATIC, (1, 28672, 4096, 0), False),
     (E4M3, Result.BF16, (16, 28672, 4096, 0), False),
     (E4M3, Result.BF16, (256, 28672, 4096, 0), True),
-    (E4M3, Result.GROUP, (8, 10496, 4608, 0), False),
     (E4M3, Result.GROUP, (11, 9984, 1920, 0), False),
     (E4M3, Result.GROUP, (12, 11264, 4864, 0), False),
     (E4M3, Result.GROUP, (33, 15616, 2176, 0), True),
