@@ -61,7 +61,11 @@ def grouped_mm(
         a_scales, b_scales = _as_float32("grouped_mm", a, b, a_scales, b_scales, check=check)
     columns = size(b, 1) if format is None or b_scales is None else size(b_scales, -1)
     out = a.new_empty((rows, columns), dtype=out_dtype or _result_of(a))
-    if token_ids is not None and rows > most_gathered(size(b, 0) if format is None else 0) and can_be_selected(a, a_scales, token_ids):
+    if (
+        token_ids is not None
+        and rows > most_gathered(size(b, 0) if format is None else 0)
+        and can_be_selected(a, a_scales, token_ids)
+    ):
         a, a_scales = selected(a, a_scales, token_ids)
         token_ids = None
     given: tuple[Any, ...] = out, a, b, a_scales, b_scales, expert_offsets, expert_map, token_ids, alpha, bias
