@@ -7,7 +7,8 @@
 A model is a folder with weights, a folder with config.json alone (weights are random), or one of those named below. The engines of a
 model start together, each in a process with caches of its own, and are measured in turns, in another order each round, so that a
 ratio is of one run. --other adds an engine without gemmill and with a setting of vLLM's: how far two of vLLM's own backends agree
-says how far gemmill's has to. Needs vLLM, an installed wheel of gemmill and a GPU with memory for two or three copies of the model.
+says how far gemmill's has to. --also adds one with gemmill and other settings or variables of the environment. Needs vLLM, an
+installed wheel of gemmill and a GPU with memory for a copy of the model for each engine.
 """
 
 import argparse
@@ -36,7 +37,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ENGINE, OTHER = "engine", "other"
 PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
-"""Prompts whose outputs are held together: 396 scored positions."""
+"""Prompts whose outputs are held together: 396 scored positions, with --prompts more."""
 
 Json = dict[str, Any]
 
@@ -113,12 +114,18 @@ def figures(rates: dict[str, list[float]]) -> Json:
 def started(model: Model, given: str, options: argparse.Namespace, stack: ExitStack) -> tuple[Json, list[Side]]:
     """The record of one model, without figures, and its engines, which start. They end with the stack."""
     row: Json = {"model": model.name, "layers": model.config["num_hidden_layers"], "failures": {}, "sides": {}}
-    settings = {ENGINE: {}, SUBJECT: {}} | ({OTHER: dict(options.other)} if options.other else {})
+    settings: dict[str, Json] = {ENGINE: {}, SUBJECT: {}} | ({OTHER: dict(options.other)} if options.other else {})
+    settings |= {name: dict(setting) for name, setting in options.also}
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
     sides = []
-    for name, setting in settings.items():
-        given_arguments = _joined(arguments(model, given, options, folder / "model"), setting)
-        side = Side(name, given_arguments, folder / name, variables={PROFILES: "1"} if options.profile_loading else {})
+    for number, (name, setting) in enumerate(settings.items()):
+        variables = {of: str(value) for of, value in setting.items() if of.isupper()}
+        of_vllm = {of: value for of, value in setting.items() if of not in variables}
+        given_arguments = _joined(arguments(model, given, options, folder / "model"), of_vllm)
+        variables |= {PROFILES: "1"} if options.profile_loading else {}
+        side = Side(
+            name, given_arguments, folder / str(number), variables=variables, is_served=name not in (ENGINE, OTHER)
+        )
         stack.callback(side.stop)
         sides.append(side)
         if options.one_at_a_time:
@@ -163,7 +170,8 @@ def _first_answer(side: Side, row: Json) -> None:
 
 
 def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> None:
-    outputs = {} if options.loading else {side.name: side.ask("outputs", **JUDGED) for side in sides}
+    judged = JUDGED | {"prompts": options.prompts}
+    outputs = {} if options.loading else {side.name: side.ask("outputs", **judged) for side in sides}
     for side in sides:
         row["sides"][side.name]["served"] = side.ask("served")
         if side.name in outputs:
@@ -248,9 +256,10 @@ def main(given: Sequence[str] | None = None) -> int:
             name: getattr(options, name)
             for name in (
                 *("batches", "length", "tokens", "rounds", "eager", "other", "one_at_a_time", "together"),
-                *("prefix_caching", "profile_loading"),
+                *("prefix_caching", "profile_loading", "prompts"),
             )
-        },
+        }
+        | {"also": [name for name, _ in options.also]},
         "rows": rows,
     }
     with ExitStack() as all_of_them:
@@ -315,6 +324,21 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="SETTING=VALUE",
         help="of vLLM's LLM, objects as JSON",
     )
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        type=_side,
+        metavar="NAME=VALUE[;NAME=VALUE]",
+        help="one engine more, with gemmill: variables of the environment in capitals, else settings of vLLM's LLM; "
+        "GEMMILL_VLLM=0 among them makes it vLLM alone",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=JUDGED["prompts"],
+        help="whose outputs are held together, 99 scored positions each",
+    )
     parser.add_argument("--commit", help="of sources in no checkout")
     parser.add_argument("--out-dir", type=Path, default=RESULTS)
     parser.add_argument("--name", default="engine", help="file name of the results, without suffix")
@@ -324,6 +348,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return options
+
+
+def _side(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """An engine's name, which is what was given, and its settings."""
+    return text, [_setting(part) for part in text.split(";")]
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -91,16 +91,24 @@ def _rates(records: Sequence[Json]) -> Iterator[str]:
         decoded = row.get("decode_tokens_per_s", {})
         found = [*map(decoded.get, batches), row.get("prefill_tokens_per_s")]
         yield f"| {name} | {' | '.join(map(_rate, found))} |"
-        if OTHER in row["sides"]:
-            cells = " | ".join(_rate(rates, OTHER) for rates in found)
-            yield f"| {name}, vLLM with {_settings(record)} | {cells} |"
+        for side, who in _sides(record).items():
+            if side not in (ENGINE, SUBJECT) and side in row["sides"]:
+                yield f"| {name}, {who} | {' | '.join(_rate(rates, side) for rates in found)} |"
     for _, row, name in rows:
         for side, why in row["failures"].items():
             yield f"| {name}: {side} failed: {_cell(why)} |" + " - |" * (len(batches) + 1)
 
 
-def _settings(record: Json) -> str:
-    return " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
+def _sides(record: Json) -> dict[str, str]:
+    """The engines that a record may have, by their names, in words."""
+    other = " ".join(f"{name}={value}" for name, value in record["settings"]["other"])
+    alone = "GEMMILL_VLLM=0"
+    also = {
+        name: f"{'vLLM' if alone in name.split(';') else 'gemmill'} with "
+        + " ".join(part for part in name.split(";") if part != alone)
+        for name in record["settings"].get("also", ())
+    }
+    return {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {other}"} | also
 
 
 def _steps(records: Sequence[Json]) -> Iterator[str]:
@@ -108,7 +116,7 @@ def _steps(records: Sequence[Json]) -> Iterator[str]:
     steps = [
         (record, f"{name}, {who}", row["sides"][side]["step_kernels"])
         for record, row, name in _rows(records)
-        for side, who in ((ENGINE, "vLLM"), (SUBJECT, "gemmill"), (OTHER, f"vLLM with {_settings(record)}"))
+        for side, who in _sides(record).items()
         if "step_kernels" in row["sides"].get(side, ())
     ]
     if steps:
@@ -159,8 +167,7 @@ def _agreement(records: Sequence[Json]) -> Iterator[str]:
 
 def _agreements(record: Json, row: Json) -> Iterator[tuple[str, str]]:
     """The cells of a row, by their heads."""
-    sides = {ENGINE: "vLLM", SUBJECT: "gemmill", OTHER: f"vLLM with {_settings(record)}"}
-    for side, who in sides.items():
+    for side, who in _sides(record).items():
         if any(side in other["sides"] for other in record["rows"]):
             if side != ENGINE:
                 yield f"{who} and vLLM", _agreed(row.get("agreement", {}).get(side), "most_likely_equal")

@@ -43,9 +43,10 @@ class Side:
         folder: Path,
         program: str = "served.one_engine",
         variables: Mapping[str, str] = MappingProxyType({}),
+        is_served: bool | None = None,
     ) -> None:
-        """`folder` gets the process's log and caches. The plugin serves where the name is SUBJECT. `variables` of the environment
-        are the process's besides."""
+        """`folder` gets the process's log and caches. The plugin serves where `is_served`, without it where the name is SUBJECT.
+        `variables` of the environment come last."""
         self.name, self._log = name, folder / "log"
         package = folder / "served_random-0.dist-info"
         package.mkdir(parents=True)
@@ -55,7 +56,7 @@ class Side:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", program, str(theirs.fileno()), json.dumps(arguments)],
-                env=_environment(name, folder) | dict(variables),
+                env=_environment(folder, name == SUBJECT if is_served is None else is_served) | dict(variables),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
@@ -102,14 +103,14 @@ class Side:
         return EngineError(f"{self.name}: the engine's process ended; its log ends with: {' | '.join(lines)}"[:4000])
 
 
-def _environment(name: str, folder: Path) -> dict[str, str]:
+def _environment(folder: Path, is_served: bool) -> dict[str, str]:
     """Caches of its own; the benchmarks' folder, and the entry point of random weights, where Python looks for packages."""
     path = [str(BENCHMARKS), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         **{variable: str(folder / variable.lower()) for variable in _CACHES},
         "PYTHONPATH": os.pathsep.join(path),
-        "GEMMILL_VLLM": "1" if name == SUBJECT else "0",
+        "GEMMILL_VLLM": "1" if is_served else "0",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the model's process
         "VLLM_NO_USAGE_STATS": "1",
     }

@@ -203,6 +203,27 @@ def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path,
     assert "llama-3.1-8b-fp8-2-layers, batch 3, tokens/s: engine " in capsys.readouterr().out
 
 
+def test_further_engines_have_their_variables_and_settings(paper_engine, tmp_path):
+    also = ["SPEED=4;linear_backend=gone", "SPEED=4;GEMMILL_VLLM=0", "SPEED=4"]
+    speed = "(int(os.environ.get('SPEED', 1)) + 2 * int(os.environ['GEMMILL_VLLM']))"
+    (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3 *", f"1e-3 / {speed} *"))
+    given = "llama-3.1-8b-fp8 --layers 2 --batches 1 --length 8 --tokens 4 --rounds 1 --prompts 2".split()
+    given += [text for side in also for text in ("--also", side)]
+    assert program.main([*given, "--out-dir", str(tmp_path), "--name", "engine-x"]) == 1
+    record = json.loads((tmp_path / "engine-x.json").read_text())
+    (row,) = record["rows"]
+    assert record["settings"]["also"] == also and row["failures"].keys() == {also[0]}  # its setting reached vLLM's LLM
+    assert row["sides"].keys() == {"engine", "gemmill", *also[1:]} and row["agreement"]["SPEED=4"]["positions"] == 198
+    assert row["decode_tokens_per_s"]["1"]["ratio"] == {"gemmill": 3.0, also[1]: 4.0, also[2]: 6.0}
+    record["commit"] = "abc1234567"
+    record["environment"]["gpu"] = "NVIDIA H200"
+    told = [line for line in engine_tables.tables([("x", record)]).splitlines() if "SPEED" in line and "(" in line]
+    assert [line.rpartition(" (")[0].rpartition(" | ")[0] for line in told if line.startswith("| llama")][:2] == [
+        "| llama-3.1-8b-fp8-2-layers, abc1234, vLLM with SPEED=4 | 4000 (4.00)",
+        "| llama-3.1-8b-fp8-2-layers, abc1234, gemmill with SPEED=4 | 6000 (6.00)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("backend", "sentence"),
     [
