@@ -29,6 +29,7 @@ _CONFIGS = VLLM["modules"]["vllm.model_executor.kernels.linear.scaled_mm.ScaledM
 
 FP4_EXPERTS = vllm_fp4_experts.PREPARES, vllm_fp4_experts.MULTIPLIES
 MXFP4_EXPERTS = vllm_fp4_experts.PREPARES_MXFP4
+NVFP4_ORACLE, FP4_EXPERTS_CHOICE = vllm_fp4_experts.CHOOSES
 
 
 class Platform:
@@ -253,12 +254,23 @@ def _attention() -> dict[str, dict[str, Any]]:
 def vllm_modules() -> dict[str, ModuleType]:
     """Modules with vLLM's names and the plugin's imports: its int8 kernel computes as gemmill's, by the CPU reference."""
     platform = Enum("PlatformEnum", ["CUDA", "ROCM", "CPU", "XPU"])
+    oracle = VLLM["modules"][NVFP4_ORACLE]
+    experts_backends = Enum("NvFp4MoeBackend", oracle["NvFp4MoeBackend"]["members"])
 
     def coded(input: torch.Tensor, scale: Any = None, azp: Any = None, symmetric: bool = True) -> Any:
         assert scale is None and azp is None
         return gemmill.dynamic_scaled_int8_quant(input, symmetric)
 
     def prepare(*given: Any, **named: Any) -> Any:
+        return "vLLM's"
+
+    def choose_experts(config: Any, weight_key: Any, activation_key: Any) -> Any:
+        named = {"auto": "HUMMING"}.get(config.moe_backend, config.moe_backend.upper())
+        if named == "MARLIN" and getattr(config, "experts_per_token", 0) > 64:
+            raise ValueError("NvFp4 MoE backend 'MARLIN' does not support the deployment configuration.")
+        return experts_backends[named], object()
+
+    def set_up(world_size: int = -1, rank: int = -1, **named: Any) -> str:
         return "vLLM's"
 
     def processed(model: Any, model_config: Any, target_device: Any) -> None:
@@ -280,6 +292,8 @@ def vllm_modules() -> dict[str, ModuleType]:
             "cutlass_moe_mm": lambda *given, **named: "vLLM's",
             "gather_and_maybe_dequant_cache": lambda *given: "vLLM's",
         },
+        "vllm.distributed": {"init_distributed_environment": set_up},
+        "vllm.distributed.parallel_state": {"init_distributed_environment": set_up},
         "vllm.utils": {},
         "vllm.utils.deep_gemm": {
             "m_grouped_fp8_gemm_nt_contiguous": lambda *given, **named: "vLLM's",
@@ -288,7 +302,8 @@ def vllm_modules() -> dict[str, ModuleType]:
         },
         FP4_EXPERTS[0][0]: {FP4_EXPERTS[0][1]: prepare, MXFP4_EXPERTS[1]: lambda *given: prepare(*given)},
         FP4_EXPERTS[1][0]: {FP4_EXPERTS[1][1]: lambda *given, **named: "vLLM's"},
-        "vllm.model_executor.layers.fused_moe.oracle.nvfp4": {FP4_EXPERTS[0][1]: prepare},
+        NVFP4_ORACLE: {FP4_EXPERTS[0][1]: prepare, FP4_EXPERTS_CHOICE: choose_experts},
+        "vllm.model_executor.layers.quantization.modelopt": {FP4_EXPERTS_CHOICE: choose_experts},
         **_triton_experts(),
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform, "current_platform": type("Cuda", (Platform,), {})()},

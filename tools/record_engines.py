@@ -21,6 +21,7 @@ _QUANT = "vllm.model_executor.layers.quantization.utils.quant_utils"
 WANTED = {
     "vllm": {
         "vllm.plugins": ["load_general_plugins"],
+        "vllm.distributed.parallel_state": ["init_distributed_environment"],
         "vllm.config.vllm": ["get_current_vllm_config_or_none"],
         "vllm.config.compilation": ["CompilationMode"],
         "vllm.config.offload": ["OffloadConfig", "UVAOffloadConfig", "PrefetchOffloadConfig"],
@@ -89,7 +90,12 @@ WANTED = {
             "prepare_moe_mxfp4_layer_for_marlin",
         ],
         f"{_EXPERTS}.marlin_moe": ["fused_marlin_moe"],
-        f"{_FUSED_MOE}.oracle.nvfp4": ["prepare_nvfp4_moe_layer_for_marlin"],
+        f"{_FUSED_MOE}.oracle.nvfp4": [
+            "prepare_nvfp4_moe_layer_for_marlin",
+            "NvFp4MoeBackend",
+            "select_nvfp4_moe_backend",
+        ],
+        "vllm.model_executor.layers.quantization.modelopt": ["select_nvfp4_moe_backend"],
         f"{_FUSED_MOE}.oracle.fp8": ["Fp8MoeBackend", "backend_to_kernel_cls", "select_fp8_moe_backend"],
         f"{_FUSED_MOE}.modular_kernel": [
             "FusedMoEExperts",

@@ -190,6 +190,40 @@ def test_vllms_experts_in_one_call(vllm, in_one_call) -> None:
     assert prepared(vllm, gates) == "vLLM's", "the build has no grouped GEMMs, and gates have limits"
 
 
+def chosen(modules: dict[str, ModuleType], **changes: object) -> str:
+    """The backend that vLLM takes for a layer of nvfp4 experts, by the name that ModelOpt's method has imported."""
+    config = plain_layer().moe_config
+    sizes = {"num_local_experts": len(W13[0]), "hidden_dim": K, "intermediate_size_per_partition": N}
+    vars(config).update({"in_dtype": torch.bfloat16, "moe_backend": "auto"} | sizes | changes)
+    backend = config.moe_backend
+    choose = modules["vllm.model_executor.layers.quantization.modelopt"].select_nvfp4_moe_backend
+    found, _ = choose(config=config, weight_key=None, activation_key=None)
+    assert config.moe_backend == backend
+    return found.name
+
+
+def test_vllm_takes_marlins_backend_for_nvfp4_experts_that_gemmill_takes(vllm, in_one_call, monkeypatch) -> None:
+    """With humming-kernels installed vLLM names Humming's, before which gemmill does not stand."""
+    assert chosen(vllm) == "MARLIN"
+    assert chosen(vllm, moe_backend="humming") == "HUMMING" and chosen(vllm, moe_backend="emulation") == "EMULATION"
+    stays = [
+        {"in_dtype": torch.float16},
+        {"swiglu_limit": 7.0},
+        {"has_bias": True},
+        {"is_lora_enabled": True},
+        {"hidden_dim": K + 1},
+        {"activation": SimpleNamespace(value="swigluoai")},
+        {"experts_per_token": 65},  # Marlin's own kernels refuse it
+    ]
+    assert [chosen(vllm, **change) for change in stays] == ["HUMMING"] * len(stays)
+    monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "0")
+    assert chosen(vllm) == "HUMMING"
+
+
+def test_vllm_keeps_hummings_experts_without_kernels_for_them(vllm) -> None:
+    assert chosen(vllm) == "HUMMING"
+
+
 def test_vllms_experts_pruned_at_load(vllm, in_one_call, monkeypatch, caplog, tmp_path) -> None:
     """Two of four codes are kept, by magnitude; scales and multipliers stay."""
     monkeypatch.setenv("GEMMILL_FP4_EXPERTS", "2:4")

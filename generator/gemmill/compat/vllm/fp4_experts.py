@@ -4,7 +4,7 @@ multiplies in its place.
 Of release 0.33. nvfp4 experts with plain gates take three launches where the build has kernels for that, dense or, with
 GEMMILL_FP4_EXPERTS=2:4, pruned as they load. Marlin took 1.44 to 2.04 times their time from 1 to 256 tokens of
 Qwen3-Next's layer (H200, 2026-11-23), so they are gemmill's unless that is 0; others only with 1. vLLM decides whether
-Marlin serves. Layers with LoRA, and experts whose rows other ranks hold, stay with Marlin. Activations, their limits
+Marlin serves; where it chose Humming for nvfp4 experts that gemmill takes, the plugin has it choose Marlin. Layers with LoRA, and experts whose rows other ranks hold, stay with Marlin. Activations, their limits
 and biases are vLLM's, whatever they are.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gemmill import settings
 from gemmill.compat import fp4_experts, invariance
+from gemmill.compat.linear import refusal
 from gemmill.compat.vllm import fused_fp4_experts
 from gemmill.compat.vllm.blocks import replace
 from gemmill.runtime import served
@@ -25,7 +26,44 @@ from gemmill.runtime import served
 _PACKING = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"
 PREPARES = _PACKING, "prepare_nvfp4_moe_layer_for_marlin"
 PREPARES_MXFP4 = _PACKING, "prepare_moe_mxfp4_layer_for_marlin"
+CHOOSES = "vllm.model_executor.layers.fused_moe.oracle.nvfp4", "select_nvfp4_moe_backend"
+_HUMMING, _MARLIN, _ANY = "HUMMING", "marlin", "auto"
 MULTIPLIES = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "fused_marlin_moe"
+
+
+def before_choice(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's choice of a backend for nvfp4 experts, which is Humming's on Hopper where humming-kernels is installed: Marlin's, before
+    which gemmill stands, for layers that gemmill takes. A backend that the user named stays.
+    """
+
+    @wraps(of_vllm)
+    def choose(config: Any, weight_key: Any, activation_key: Any) -> Any:
+        found = of_vllm(config, weight_key, activation_key)
+        if found[0].name != _HUMMING or config.moe_backend != _ANY or not _takes(config):
+            return found
+        config.moe_backend = _MARLIN
+        try:
+            return of_vllm(config, weight_key, activation_key)
+        except ValueError as error:  # Marlin's kernels cannot serve the layer
+            served.left("layer of experts of 4-bit weights", str(error))
+            return found
+        finally:
+            config.moe_backend = _ANY
+
+    return choose
+
+
+def _takes(config: Any) -> bool:
+    """Whether gemmill takes the nvfp4 experts of a configuration of vLLM's in three launches."""
+    if not settings.takes_fp4_experts(measured=True) or config.in_dtype != torch.bfloat16:
+        return False
+    layer = fused_fp4_experts.Layer(
+        experts=config.num_local_experts,
+        hidden=config.hidden_dim,
+        inner=config.intermediate_size_per_partition,
+        format=fused_fp4_experts.SPARSE if settings.prunes_fp4_experts() else "nvfp4",
+    )
+    return _is_plain(config) and _has_plain_gates(config) and refusal(layer) is None
 
 
 def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +75,7 @@ def before_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     def prepare(**named: Any) -> Any:
         names = [(name, f"{name}_scale", f"{name}_scale_2") for name in ("w13", "w2")]
         made = None
-        if settings.takes_fp4_experts(measured=True) and _is_plain(named["layer"]):
+        if settings.takes_fp4_experts(measured=True) and _is_plain(named["layer"].moe_config):
             parts = tuple((named[w], named[scale], named[scale_2]) for w, scale, scale_2 in names)
             if (whole := _in_one_call(named["layer"], parts)) is not None:
                 ones = torch.ones(len(whole[0].base), device=whole[0].base.device, dtype=torch.float32)
@@ -59,7 +97,7 @@ def before_mxfp4_preparation(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
         layer: Any, w13: Tensor, w2: Tensor, w13_scale: Tensor, w2_scale: Tensor, *biases: Tensor | None
     ) -> Any:
         made = None
-        if fp4_experts.are_asked_for() and _is_plain(layer):
+        if fp4_experts.are_asked_for() and _is_plain(layer.moe_config):
             made = fp4_experts.packed(((w13, w13_scale, None), (w2, w2_scale, None)), layer.params_dtype, layer)
         if made is None:
             return of_vllm(layer, w13, w2, w13_scale, w2_scale, *biases)
@@ -105,14 +143,21 @@ def before_experts(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_one_call(layer: Any, parts: tuple[fp4_experts.Part, ...]) -> tuple[fused_fp4_experts.Weights, ...] | None:
     """Weights for three launches, where gates are plain and the build has variants; else None."""
-    config = layer.moe_config
-    limits = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
-    if getattr(getattr(config, "activation", None), "value", None) not in fused_fp4_experts.ACTIVATIONS:
-        return None
-    if limits != [None] * 3 or getattr(config, "has_bias", False) or not getattr(config, "is_act_and_mul", True):
+    if not _has_plain_gates(layer.moe_config):
         return None
     first, second = parts
     return fused_fp4_experts.packed(first, second, layer.params_dtype, settings.prunes_fp4_experts(), layer)
+
+
+def _has_plain_gates(config: Any) -> bool:
+    """Whether gates have a known activation, no limits and no biases."""
+    limits = [getattr(config, f"swiglu_{name}", None) for name in ("limit", "alpha", "beta")]
+    return (
+        getattr(getattr(config, "activation", None), "value", None) in fused_fp4_experts.ACTIVATIONS
+        and limits == [None] * 3
+        and not getattr(config, "has_bias", False)
+        and getattr(config, "is_act_and_mul", True)
+    )
 
 
 def _one_call(named: dict[str, Any]) -> Tensor:
@@ -147,9 +192,8 @@ def _activation(named: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     return activated
 
 
-def _is_plain(layer: Any) -> bool:
-    """Whether nothing around the layer keeps it with Marlin. The report of served layers gives the reason otherwise."""
-    config = layer.moe_config
+def _is_plain(config: Any) -> bool:
+    """Whether nothing around the layer of a configuration keeps it with the engine. The report of served layers has the reason."""
     parallel, why = config.moe_parallel_config, invariance.of_vllm()
     if why is None and (parallel.use_all2all_kernels or parallel.enable_eplb):
         why = "gemmill takes no experts whose rows travel between ranks"
@@ -166,6 +210,7 @@ def put_before() -> None:
         (PREPARES, before_preparation),
         (PREPARES_MXFP4, before_mxfp4_preparation),
         (MULTIPLIES, before_experts),
+        (CHOOSES, before_choice),
     )
     for (module_name, name), before in wrapped:
         module = import_module(module_name)
