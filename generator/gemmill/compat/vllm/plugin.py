@@ -4,8 +4,8 @@ It puts gemmill's linear kernels before vLLM's own in vLLM's lists: those for FP
 blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention
 over TurboQuant caches, and MLA_GEMMILL is a backend of its own, over compressed latents. gemmill stands before Marlin's kernels of 4-bit experts, and before the functions that pack
-their weights; GEMMILL_FP4_EXPERTS says which it takes. GEMMILL_VLLM=0 leaves vLLM as it is. It loads nothing and
-touches no GPU before a layer asks.
+their weights; GEMMILL_FP4_EXPERTS says which it takes. GEMMILL_VLLM=0 leaves vLLM as it is. It touches no GPU, and
+loads nothing before a worker with quantised weights starts or a layer asks.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Any
 from gemmill import settings
 from gemmill.compat import invariance
 from gemmill.compat.linear import Linear, called, guarded
-from gemmill.compat.vllm import blocks, fp4_experts, fused_experts, fusion, latent_cache, quant
+from gemmill.compat.vllm import ahead, blocks, fp4_experts, fused_experts, fusion, latent_cache, quant
 from gemmill.compat.vllm.moe_mm import MOE_MM, cutlass_moe_mm
 from gemmill.runtime import notices, served
 
@@ -67,6 +67,7 @@ def _register() -> None:
         blocks.replace(linear, _CHOOSES_NVFP4, _before_marlin(linear, ours.GemmillNvFp4Linear))
     if not backend.is_overridden():  # by another plugin
         backends.register_backend(backend, _OWN_BACKEND)
+    guarded("vLLM's start of workers", ahead.put_before)
     guarded("vLLM for caches of latents", latent_cache.put_before)
     guarded("vLLM's log of layers", _tell_after_loading)
     guarded("vLLM's compiled graphs", fusion.put_before)
