@@ -38,7 +38,7 @@ def _before(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(device: int) -> None:
-    """Load the build for a GPU of this process. A failure is told when a layer asks."""
+    """Load the build for a GPU of this process. Where it fails, the layer that asks first logs why."""
     try:
         with torch.cuda.device(device):
             ops.active()
