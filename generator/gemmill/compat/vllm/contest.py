@@ -23,7 +23,8 @@ _BOUNDS = (4, 32, 128, 1024)
 """The most rows for which each of TIMED_ROWS but the last stands: about halfway to the next, by ratios."""
 MARGIN = 0.98
 """An engine's kernel serves rows for which it takes less than this part of gemmill's time."""
-_TURNS = 9
+_TURNS, _FEW_TURNS = 9, 3
+"""Each kernel's calls that are timed: few of many rows, which take most of the time and vary least."""
 _COLD_BYTES = 80 * 2**20
 """More than the L2 of a GPU, so that weights come from memory, as they do between layers: an H200's is of 60 MB."""
 _LEAD_CYCLES = 400_000
@@ -139,7 +140,7 @@ def shortest_us(
     """The shortest time of each of two calls, in turns. `cold` fills L2 with something else before each, once the host is ahead."""
     other = torch.empty(_COLD_BYTES if cold else 0, dtype=torch.uint8, device=device)
     taken: tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], ...] = ([], [])
-    for turn in range(_TURNS + 1):
+    for turn in range((_TURNS if rows <= _FEW_ROWS else _FEW_TURNS) + 1):
         for number in (0, 1) if turn % 2 else (1, 0):
             if cold:
                 torch.cuda._sleep(_LEAD_CYCLES)
