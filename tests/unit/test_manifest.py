@@ -22,6 +22,7 @@ from gemmill.manifest import (
     RejectedEntry,
     Toolchain,
     read_manifest,
+    reading,
     write_manifest,
 )
 from gemmill.manifest.reading import check_extension
@@ -82,6 +83,20 @@ def test_round_trip_of_every_selected_config(make_manifest, tmp_path) -> None:
     path = tmp_path / "manifest.json"
     write_manifest(manifest, path)
     assert read_manifest(path) == manifest
+
+
+def test_an_unchanged_file_is_read_once(make_manifest, tmp_path, monkeypatch) -> None:
+    path, read = tmp_path / "manifest.json", []
+    of_data = reading._manifest_of
+    monkeypatch.setattr(reading, "_manifest_of", lambda *given: read.append(given) or of_data(*given))
+    first, other = make_manifest(), make_manifest(build_id="another")
+    write_manifest(first, path)
+    assert read_manifest(path) is read_manifest(path) and len(read) == 1
+    write_manifest(other, path)
+    assert read_manifest(path) == other != first and len(read) == 2
+    path.chmod(0o666)
+    with pytest.raises(ManifestError, match="can be written by every user"):
+        read_manifest(path)
 
 
 def test_empty_builds_round_trip(make_manifest, tmp_path) -> None:

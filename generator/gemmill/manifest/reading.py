@@ -34,12 +34,19 @@ _FORMS = (
 )
 
 
+_read: dict[tuple[str, int, int, int], Manifest] = {}
+"""The manifest read last, by its path and the file's inode, size and time."""
+
+
 def read_manifest(path: Path) -> Manifest:
-    """Read and validate. Raises ManifestError; never returns a manifest that is partly right."""
+    """Read and validate, once for an unchanged file. Raises ManifestError; never returns a manifest that is partly right."""
     try:
         with path.open(encoding="utf-8") as file:
             _check_writers(path.parent, path.parent.stat())
-            _check_writers(path, os.fstat(file.fileno()))
+            _check_writers(path, status := os.fstat(file.fileno()))
+            version = str(path), status.st_ino, status.st_size, status.st_mtime_ns
+            if (known := _read.get(version)) is not None:
+                return known
             data = json.loads(file.read())
     except FileNotFoundError:
         raise ManifestError(f"no manifest at {path}: run `gemmill build`, or name a build with GEMMILL_BUILD") from None
@@ -57,12 +64,15 @@ def read_manifest(path: Path) -> Manifest:
             data,
         )
     try:
-        return _manifest_of(data, path)
+        manifest = _manifest_of(data, path)
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
         # The dataclasses check their fields, but not against values that nobody would write.
         raise ManifestError(
             f"{path} is not a valid manifest: {_one_line(error)}; delete its folder and run `gemmill build`"
         ) from None
+    _read.clear()
+    _read[version] = manifest
+    return manifest
 
 
 def _manifest_of(data: dict[str, Any], path: Path) -> Manifest:

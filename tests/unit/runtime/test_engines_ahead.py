@@ -76,6 +76,24 @@ def test_a_build_that_cannot_be_loaded_is_left_to_the_layer_that_asks(worker, mo
     assert worker.loads == [ahead.THREAD] and not raised
 
 
+@pytest.mark.parametrize(("quantised", "reads"), [(object(), [ahead.THREAD]), (None, [])])
+def test_the_build_is_read_when_vllm_has_made_a_configuration(
+    vllm, served, modules_of_vllm, monkeypatch, quantised, reads
+) -> None:
+    from gemmill.compat.vllm import plugin
+
+    found = []
+    monkeypatch.setattr(ops, "read_ahead", lambda: found.append(threading.current_thread().name))
+    plugin.register()
+    custom = SimpleNamespace(custom_ops=[])
+    config = SimpleNamespace(quant_config=quantised, additional_config={}, compilation_config=custom)
+    modules_of_vllm["vllm.platforms"].current_platform.apply_config_platform_defaults(config)
+    for thread in threading.enumerate():
+        if thread.name == ahead.THREAD:
+            thread.join()
+    assert found == reads
+
+
 def test_the_plugin_wraps_every_name_of_the_setup(vllm, served, modules_of_vllm, monkeypatch) -> None:
     from gemmill.compat.vllm import plugin
 

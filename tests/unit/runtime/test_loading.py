@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gemmill
-from gemmill.manifest import Manifest, ManifestError
+from gemmill.manifest import Manifest, ManifestError, reading
 from gemmill.runtime import builds, library, ops
 from gemmill.runtime.schemas import OPS
 from interpreters import run_script
@@ -107,6 +107,26 @@ def test_a_build_of_others_does_not_hide_the_good_ones(put_build, home) -> None:
     (home / "builds" / "gone").mkdir()
     (home / "builds" / "gone" / "manifest.json").symlink_to(home / "nowhere")
     assert builds.newest("sm90a")[1].build_id == "good"
+
+
+def test_reading_ahead_touches_no_gpu_and_leaves_a_load_less_to_do(refused, put_build, monkeypatch) -> None:
+    def touched(*_: object) -> None:
+        raise AssertionError("a GPU was asked for")
+
+    put_build()
+    read = []
+    of_data = reading._manifest_of
+    monkeypatch.setattr(reading, "_manifest_of", lambda *given: read.append(given) or of_data(*given))
+    with monkeypatch.context() as patch:
+        for name in ("is_available", "get_device_capability", "get_device_name", "current_device"):
+            patch.setattr(torch.cuda, name, touched)
+        ops.read_ahead()
+        monkeypatch.setenv("GEMMILL_BUILD", BUILD)
+        ops.read_ahead()
+    assert "cannot be loaded" in refused() and len(read) == 1 and not ops._loaded
+    monkeypatch.setenv("GEMMILL_BUILD", "nosuch")
+    with pytest.raises(ManifestError, match="no build 'nosuch'"):
+        ops.read_ahead()
 
 
 def test_what_is_loaded_is_what_was_checked(refused, put_build, home, monkeypatch) -> None:

@@ -1,6 +1,7 @@
-"""Loads the build of a worker with quantised weights while vLLM sets up the GPU, before the first layer asks for it.
+"""Loads the build of an engine with quantised weights before its first layer asks for it, which would wait for most of a second.
 
-Loading takes most of a second of one core. Meanwhile vLLM's thread waits for CUDA's and NCCL's setup without Python's lock.
+When vLLM has made its configuration, a thread reads the build, so that workers forked later have it; when a worker sets up its GPU,
+a thread loads it. vLLM's own thread waits in that time for CUDA and NCCL without Python's lock.
 """
 
 import threading
@@ -26,21 +27,39 @@ def put_before() -> None:
         blocks.replace(module, _SETS_UP, _before(of_vllm))
 
 
+def read(config: Any) -> None:
+    """Read the build for a configuration of vLLM's with quantised weights, in a thread that touches no GPU. A fork waits for it."""
+    if _is_quantised(config):
+        _started(ops.read_ahead)
+
+
 def _before(of_vllm: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(of_vllm)
     def set_up(*given: Any, **named: Any) -> Any:
         config = import_module(_CONFIG).get_current_vllm_config_or_none()
-        if getattr(config, "quant_config", None) is not None and torch.cuda.is_initialized():
-            threading.Thread(target=_load, args=(torch.cuda.current_device(),), name=THREAD, daemon=True).start()
+        if _is_quantised(config) and torch.cuda.is_initialized():
+            _started(_load, torch.cuda.current_device())
         return of_vllm(*given, **named)
 
     return set_up
 
 
+def _is_quantised(config: Any) -> bool:
+    return getattr(config, "quant_config", None) is not None
+
+
+def _started(function: Callable[..., Any], *given: Any) -> None:
+    """Call a function in a thread. Where it fails, the layer that asks first logs why."""
+
+    def run() -> None:
+        try:
+            function(*given)
+        except Exception:
+            return
+
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
+
+
 def _load(device: int) -> None:
-    """Load the build for a GPU of this process. Where it fails, the layer that asks first logs why."""
-    try:
-        with torch.cuda.device(device):
-            ops.active()
-    except Exception:
-        return
+    with torch.cuda.device(device):
+        ops.active()

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmill import settings
+from gemmill.compat.vllm import ahead
 from gemmill.runtime import builds
 from gemmill.version import __version__
 from gemmill.vocab import Arch
@@ -34,6 +35,7 @@ def put_before() -> None:
     def defaults(cls: Any, vllm_config: Any) -> None:
         of_vllm.__func__(cls, vllm_config)
         _note(vllm_config)
+        ahead.read(vllm_config)
 
     setattr(platform, _DEFAULTS, classmethod(defaults))
     setattr(platform, _NAME, classmethod(lambda cls: _OWN))

@@ -5,7 +5,7 @@ blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention
 over TurboQuant caches, and MLA_GEMMILL is a backend of its own, over compressed latents. gemmill stands before Marlin's kernels of 4-bit experts, and before the functions that pack
 their weights; GEMMILL_FP4_EXPERTS says which it takes. GEMMILL_VLLM=0 leaves vLLM as it is. It touches no GPU, and
-loads nothing before a worker with quantised weights starts or a layer asks.
+reads nothing before vLLM has a configuration with quantised weights, and loads nothing before a worker with them starts.
 """
 
 from collections.abc import Callable
