@@ -19,7 +19,7 @@ GPU = 3
 @pytest.fixture
 def worker(modules_of_vllm, monkeypatch) -> SimpleNamespace:
     """A worker of vLLM's on GPU 3, the threads in which gemmill was loaded, and the GPUs that they chose."""
-    found = SimpleNamespace(loads=[], gpus=[], config=SimpleNamespace(quant_config=object()), error=None)
+    found = SimpleNamespace(loads=[], gpus=[], frozen=[], config=SimpleNamespace(quant_config=object()), error=None)
 
     def active() -> None:
         found.loads.append(threading.current_thread().name)
@@ -40,6 +40,7 @@ def worker(modules_of_vllm, monkeypatch) -> SimpleNamespace:
 
     monkeypatch.setattr(modules_of_vllm["vllm.config"], "get_current_vllm_config_or_none", lambda: found.config)
     monkeypatch.setattr(ops, "active", active)
+    monkeypatch.setattr(ahead.gc, "freeze", lambda: found.frozen.append(len(found.loads)))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU)
     monkeypatch.setattr(torch.cuda, "device", chosen)
@@ -50,7 +51,7 @@ def worker(modules_of_vllm, monkeypatch) -> SimpleNamespace:
 
 def test_a_worker_with_quantised_weights_loads_the_build_in_a_thread(worker) -> None:
     assert worker.set_up(local_rank=1) == "vLLM's"
-    assert (worker.loads, worker.gpus) == ([ahead.THREAD], [GPU])
+    assert (worker.loads, worker.gpus, worker.frozen) == ([ahead.THREAD], [GPU], [1])
     assert "init_distributed_environment" in VLLM["modules"]["vllm.distributed.parallel_state"]
     assert "get_current_vllm_config_or_none" in VLLM["modules"]["vllm.config.vllm"]
 
