@@ -18,7 +18,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
@@ -143,8 +143,9 @@ def _joined(arguments: Json, setting: Json) -> Json:
     return arguments | setting | both
 
 
-def measured(row: Json, sides: Sequence[Side], options: argparse.Namespace) -> Json:
-    """The record with figures. An engine that fails is left out, with its error; where all do, nothing is measured."""
+def measured(row: Json, sides: Sequence[Side], options: argparse.Namespace, write: Callable[[], None]) -> Json:
+    """The record with figures, which `write` keeps after each case. An engine that fails is left out, with its error; where all do,
+    nothing is measured."""
     if not options.one_at_a_time:
         for side in sides:
             _first_answer(side, row)
@@ -153,7 +154,7 @@ def measured(row: Json, sides: Sequence[Side], options: argparse.Namespace) -> J
         print(f"{row['model']}: no engine started, nothing is measured", file=sys.stderr, flush=True)
         return row
     try:
-        _measure(sides, options, row)
+        _measure(sides, options, row, write)
     except EngineError as error:
         row["failures"]["while measuring"] = str(error)
     for side in sides:
@@ -169,7 +170,7 @@ def _first_answer(side: Side, row: Json) -> None:
         print(error, file=sys.stderr, flush=True)
 
 
-def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> None:
+def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json, write: Callable[[], None]) -> None:
     judged = JUDGED | {"prompts": options.prompts}
     outputs = {} if options.loading else {side.name: side.ask("outputs", **judged) for side in sides}
     for side in sides:
@@ -205,6 +206,7 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json) -> N
     for batch in options.batches:
         row["decode_tokens_per_s"][str(batch)] = found = figures(decoding(sides, batch, options))
         _told(f"{row['model']}, batch {batch}, tokens/s", found)
+        write()
     prompts = {"batch": PREFILL_BATCH, "length": PREFILL_LENGTH, "tokens": 1}
     rounds = timed(sides, options.rounds, 7, **prompts)
     tokens = PREFILL_BATCH * PREFILL_LENGTH
@@ -262,15 +264,20 @@ def main(given: Sequence[str] | None = None) -> int:
         | {"also": [name for name, _ in options.also]},
         "rows": rows,
     }
+
+    def write() -> None:
+        write_json(record, options.out_dir / f"{options.name}.json")
+
     with ExitStack() as all_of_them:
         early = {name: started(model, name, options, all_of_them) for name, model in options.models if options.together}
         for name, model in options.models:
             with ExitStack() as stack:
                 row, sides = early.get(name) or started(model, name, options, stack)
-                rows.append(measured(row, sides, options))
+                rows.append(row)
+                measured(row, sides, options, write)
             for other, found in row.get("agreement", {}).items():
                 print(f"{model.name}, {other} and {ENGINE}: {found}", flush=True)
-            write_json(record, options.out_dir / f"{options.name}.json")
+            write()
     return int(any(row["failures"] for row in rows))
 
 

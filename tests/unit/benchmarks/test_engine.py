@@ -203,6 +203,22 @@ def test_both_sides_are_measured_and_the_record_is_whole(paper_engine, tmp_path,
     assert "llama-3.1-8b-fp8-2-layers, batch 3, tokens/s: engine " in capsys.readouterr().out
 
 
+def test_each_case_is_kept_when_it_ends(paper_engine, tmp_path, monkeypatch):
+    decoding = program.decoding
+
+    def ended(sides, batch, options):
+        if batch == 3:
+            raise KeyboardInterrupt
+        return decoding(sides, batch, options)
+
+    monkeypatch.setattr(program, "decoding", ended)
+    given = "llama-3.1-8b-fp8 --layers 2 --batches 1 3 --length 8 --tokens 4 --rounds 1".split()
+    with pytest.raises(KeyboardInterrupt):
+        program.main([*given, "--out-dir", str(tmp_path)])
+    (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
+    assert row["decode_tokens_per_s"].keys() == {"1"} and row["agreement"].keys() == {"gemmill"}
+
+
 def test_further_engines_have_their_variables_and_settings(paper_engine, tmp_path):
     also = ["SPEED=4;linear_backend=gone", "SPEED=4;GEMMILL_VLLM=0", "SPEED=4"]
     speed = "(int(os.environ.get('SPEED', 1)) + 2 * int(os.environ['GEMMILL_VLLM']))"
