@@ -140,7 +140,7 @@ def shortest_us(
     """The shortest time of each of two calls, in turns. `cold` fills L2 with something else before each, once the host is ahead."""
     other = torch.empty(_COLD_BYTES if cold else 0, dtype=torch.uint8, device=device)
     taken: tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], ...] = ([], [])
-    for turn in range((_TURNS if rows <= _FEW_ROWS else _FEW_TURNS) + 1):
+    for turn in range((_TURNS if cold else _FEW_TURNS) + 1):
         for number in (0, 1) if turn % 2 else (1, 0):
             if cold:
                 torch.cuda._sleep(_LEAD_CYCLES)
