@@ -212,6 +212,7 @@ GROUP_HELD = Tables(
         ((64, 64, 128), (1, 2, 1), BASIC),
         ((64, 128, 128), (2, 1, 1), BASIC),
     ),
+    parallel=(((256, 128, 128), (1, 1, 1), COOPERATIVE),),
     split_k=(
         ((64, 64, 128), BASIC, 6),
         ((128, 128, 128), COOPERATIVE, 6),
