@@ -172,9 +172,10 @@ def default(arch: Arch) -> Iterator[KernelConfig]:
         frequent = gemm.operands.out_dtype is DType.BF16
         if frequent:
             yield from _kernels(gemm, sm90.BESIDE_DSL if gemm.operands.a_dtype.is_float else sm90.BESIDE_DSL_FOR_INT8)
-        yield from _dsl_kernels(gemm, sm90_cutedsl.CORE if frequent else sm90_cutedsl.FEW)
+        core = sm90_cutedsl.E4M3 if gemm.operands.a_dtype.is_float else sm90_cutedsl.INT8
+        yield from _dsl_kernels(gemm, core if frequent else sm90_cutedsl.FEW)
     for dtype in PLAIN_DTYPES:
-        yield from _dsl_kernels(_gemm(dtype, dtype), sm90_cutedsl.PLAIN)
+        yield from _dsl_kernels(_gemm(dtype, dtype), sm90_cutedsl.BF16 if dtype is DType.BF16 else sm90_cutedsl.PLAIN)
     for gemm in _gemms_in_groups():
         if (tables := _tables_in_groups(gemm)) is not None:
             yield from _dsl_kernels(gemm, tables)

@@ -11,9 +11,9 @@ SIZES = (963, 864, 4096)
 
 @pytest.fixture(scope="module")
 def names() -> list[str]:
-    """The variants of a build for bf16 and e4m3 whose results are bf16."""
+    """The variants of a build for bf16 and e4m3 whose results are bf16, those of scales in groups last."""
     found = [
-        entry.name
+        entry
         for entry in gemmill.variants(op="cutlass_scaled_mm")
         if entry.config.design.tile_scheduler is TileScheduler.SPLIT_K_PARALLEL
         and entry.config.out_dtype is DType.BF16
@@ -21,7 +21,7 @@ def names() -> list[str]:
     ]
     if not found:
         pytest.skip("the build has none")
-    return found
+    return [entry.name for entry in sorted(found, key=lambda entry: entry.config.operands.group_size)]
 
 
 def operands(name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -33,8 +33,10 @@ def operands(name: str, device: torch.device) -> tuple[torch.Tensor, ...]:
     def whole(rows: int) -> torch.Tensor:
         return torch.randint(-2, 3, (rows, k), generator=random, device=device).to(dtype)
 
-    one = torch.ones(1, dtype=torch.float32, device=device)
-    return whole(m), whole(n).t(), one, one
+    of_groups = "_groupblock128strided_" in name
+    a_scales, b_scales = ((m, k // 128), (k // 128, -(-n // 128))) if of_groups else ((1,), (1,))
+    ones = (torch.ones(shape, dtype=torch.float32, device=device) for shape in (a_scales, b_scales))
+    return whole(m), whole(n).t(), *ones
 
 
 def wanted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ A variant costs a second or less, where one of CUTLASS costs twenty. Its tiles m
 16. So there is one that just fills the SMs for most shapes (docs/notes/tiles.md).
 """
 
+from dataclasses import replace
 from itertools import product
 
 from gemmill.families.scaled_mm.candidates.sm90 import BASIC, COOPERATIVE, PINGPONG, Tables
@@ -111,6 +112,43 @@ handed the tensor core over earlier, and the prefetch distance of weights was lo
 of `split_k` were chosen at shapes that no table has (2026-11-22, docs/notes/tables.md).
 """
 
+E4M3 = replace(
+    CORE,
+    wide=(
+        *CORE.wide,
+        ((128, 208, 128), (1, 1, 1), COOPERATIVE),
+        ((128, 208, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 240, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    low=(
+        *CORE.low,
+        ((64, 80, 128), (1, 2, 1), BASIC),
+        ((64, 96, 128), (1, 2, 1), BASIC),
+        ((64, 176, 128), (1, 2, 1), BASIC),
+    ),
+    narrow=(
+        *CORE.narrow,
+        ((64, 208, 128), (2, 1, 1), BASIC),
+        ((128, 48, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 80, 128), (1, 2, 1), COOPERATIVE),
+        ((128, 80, 128), (2, 1, 1), COOPERATIVE),
+        ((128, 160, 128), (2, 1, 1), PINGPONG),
+        ((128, 192, 128), (2, 1, 1), PINGPONG),
+        ((256, 144, 128), (1, 2, 1), COOPERATIVE),
+    ),
+    split_k=(*CORE.split_k, ((128, 80, 128), COOPERATIVE, 6)),
+    parallel=(*PARALLEL, ((128, 144, 128), (1, 2, 1), COOPERATIVE)),
+)
+"""CORE, and tiles for e4m3: of 38 those without which the model's choice is slower at 36 shapes that no table has (H200, 2026-11-28,
+docs/notes/tables.md)."""
+
+INT8 = replace(
+    CORE,
+    narrow=(*CORE.narrow, ((128, 80, 128), (2, 1, 1), PINGPONG)),
+    split_k=(*CORE.split_k, ((64, 96, 128), BASIC, 6)),
+)
+"""The same for int8, of 8 tiles at 8 shapes."""
+
 FEW = Tables(
     wide=tuple(CORE.wide[i] for i in (1, 4, 5, 6, 9, 12)),
     low=CORE.low[1:4],
@@ -174,6 +212,7 @@ GROUP_HELD = Tables(
         ((64, 64, 128), (1, 2, 1), BASIC),
         ((64, 128, 128), (2, 1, 1), BASIC),
     ),
+    parallel=(((256, 128, 128), (1, 1, 1), COOPERATIVE),),
     split_k=(
         ((64, 64, 128), BASIC, 6),
         ((128, 128, 128), COOPERATIVE, 6),
@@ -203,16 +242,22 @@ GROUP_CORE = Tables(
         ((64, 64, 128), (1, 1, 1), BASIC),
         ((64, 80, 128), (1, 1, 1), BASIC),
         ((64, 96, 128), (1, 1, 1), BASIC),
+        ((128, 144, 128), (1, 1, 1), COOPERATIVE),
     ),
     split_k=(
         ((64, 16, 256), BASIC, 3),
         ((64, 16, 256), BASIC, 4),
         ((64, 32, 256), BASIC, 4),
+        ((128, 64, 128), COOPERATIVE, 5),
+        ((128, 112, 128), COOPERATIVE, 5),
+        ((128, 160, 128), COOPERATIVE, 6),
     ),
+    parallel=(((256, 128, 128), (1, 1, 1), COOPERATIVE),),
 )
 """The schedules of the default build for scales in groups along K, where registers hold sums twice.
 
-They are the greedy choice over a sweep of e4m3 to bf16, at 7 weights and M from 1 to 4096 (H200, 2026-11-20). The sweep
+The tile of 144 rows of A, the last three of `split_k` and `parallel` were the fastest of 28 at shapes that no table has (H200,
+2026-11-28, docs/notes/tables.md). The others are the greedy choice over a sweep of e4m3 to bf16, at 7 weights and M from 1 to 4096 (H200, 2026-11-20). The sweep
 had the kernels of GROUP_WIDEST and CUTLASS's blockwise ones. The choice is within 0.2 % of all of them.
 """
 
@@ -406,6 +451,26 @@ PLAIN = Tables(
 Measurements chose seventeen of them (docs/notes/tables.md). They give the largest gain of the fastest of PLAIN_WIDEST's
 kernels at random shapes.
 """
+
+BF16 = replace(
+    PLAIN,
+    wide=(
+        *PLAIN.wide,
+        ((128, 160, 64), (1, 2, 1), PINGPONG),
+        ((128, 224, 64), (2, 1, 1), COOPERATIVE),
+        ((256, 144, 64), (1, 2, 1), COOPERATIVE),
+    ),
+    narrow=(
+        *PLAIN.narrow,
+        ((128, 96, 64), (1, 2, 1), COOPERATIVE),
+        ((128, 144, 64), (1, 2, 1), PINGPONG),
+        ((128, 208, 64), (1, 2, 1), COOPERATIVE),
+        ((256, 112, 64), (1, 2, 1), COOPERATIVE),
+        ((256, 144, 64), (1, 2, 1), COOPERATIVE),
+    ),
+)
+"""PLAIN, and tiles for bf16: of 19 those without which the model's choice is slower at 20 shapes that no table has (H200,
+2026-11-28, docs/notes/tables.md)."""
 
 PLAIN_WIDEST = WIDEST.at_half_depth()
 """The schedules worth timing with operands of 16 bits."""
