@@ -43,12 +43,14 @@ _OF_8_BITS = (
     Candidate(tile=(128, 96, 256), cluster=(2, 1, 1), schedule=PINGPONG),
     _SQUARE,
     Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
+    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_M,), swizzles=(4,)),
 )
 _OF_16_BITS = (
     Candidate(tile=(64, 16, 256), schedule=BASIC),
     Candidate(tile=(64, 64, 128), schedule=BASIC),
+    Candidate(tile=(128, 64, 128), cluster=(2, 1, 1), schedule=PINGPONG),
     Candidate(tile=(128, 32, 128), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
