@@ -1,11 +1,12 @@
-// Host code: the workspace of a sparse kernel by stream-K.
+// Stream-K of sparse kernels.
 #pragma once
 
 #include "core/universal.cuh"
+#include "gemm/stream_k.cuh"
 
 namespace gemmill::sparse_mm {
 
-// Asked with the clusters that `launch` counts: slices follow from them, and CUTLASS guesses where it is told none.
+// Host code: the workspace of a kernel. Asked with the clusters that `launch` counts: slices follow from them, and CUTLASS guesses where it is told none.
 template <class Kernel, auto entry>
 int64_t sliced_workspace_bytes(typename Kernel::Arguments arguments, gemmill_launch const& how) {
   int active_clusters = 0;

@@ -38,6 +38,7 @@ _OF_8_BITS = (
     _FEW,
     Candidate(tile=(64, 64, 256), schedule=BASIC),
     Candidate(tile=(128, 32, 256), schedule=COOPERATIVE, scheduler=STREAM_K),
+    Candidate(tile=(128, 64, 256), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 64, 256), cluster=(2, 1, 1), schedule=PINGPONG),
     Candidate(tile=(128, 96, 256), cluster=(2, 1, 1), schedule=PINGPONG),
@@ -53,6 +54,7 @@ _OF_16_BITS = (
     Candidate(tile=(128, 64, 128), cluster=(2, 1, 1), schedule=PINGPONG),
     Candidate(tile=(128, 32, 128), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
+    Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
 )

@@ -7,8 +7,8 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "core/epilogue.cuh"
 #include "core/universal.cuh"
-#include "gemm/stream_k.cuh"
 #include "sparse_mm/layouts.cuh"
+#include "sparse_mm/slices.cuh"
 
 namespace sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1x1_cooperative_fast_streamk_sauto {
 
@@ -79,7 +79,7 @@ extern "C" int32_t gemmill_sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1
 }
 
 extern "C" int64_t gemmill_sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1x1_cooperative_fast_streamk_sauto_workspace(void const* args, gemmill_launch const* how) {
-  return gemmill::workspace_bytes<Kernel>(arguments(*static_cast<gemmill_sparse_mm_args const*>(args)), *how);
+  return gemmill::sparse_mm::sliced_workspace_bytes<Kernel, &gemmill_sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1x1_cooperative_fast_streamk_sauto_kernel>(arguments(*static_cast<gemmill_sparse_mm_args const*>(args)), *how);
 }
 
 }  // namespace sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1x1_cooperative_fast_streamk_sauto
