@@ -5,23 +5,21 @@ zeros in tiles beyond the result. The device reads weights, metadata and activat
 core's time, or its loads' time where that is longer.
 
 Stream-K divides the steps of the last waves evenly among the multiprocessors. Those that share a tile add their sums in a
-workspace one after the other, and a launch of its own clears the workspace's counters before.
+workspace, in the order of K. Of two groups of warps by turns each has every other tile of a CTA.
 """
 
 from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_BEGIN_NS = 799.0
+_BEGIN_NS = 656.0
 """Nanoseconds of a launch that no work hides."""
-_MEMORY = 4480.0
+_MEMORY = 5466.0
 """Bytes that memory gives in a nanosecond."""
-_SHARE = 0.485
+_SHARE = 0.347
 """The part of the shorter of the multiprocessors' and the memory's time that the other does not hide."""
-_SLOWED = 0.528
+_SLOWED = 0.407
 """How much longer a tile takes for each other CTA on its multiprocessor, as a part of its time."""
-_CLEAR_NS = 1500.0
-"""Nanoseconds of the launch that clears stream-K's counters."""
 _LEAST_STEPS = 8
 """Fewest steps of a slice. Stream-K leaves tiles whole that have no more."""
 
@@ -47,9 +45,11 @@ class RowFacts(NamedTuple):
     bits: int
     """Bits of an element of a and of the weights."""
     join_ns: int
-    """Nanoseconds in which a CTA adds its sums of a tile to those of another, by stream-K; 0 where tiles are whole."""
+    """Nanoseconds in which the CTAs of a tile add their sums, by stream-K; 0 where tiles are whole."""
     ctas_of_sm: int
     """CTAs that share a multiprocessor."""
+    turn_ns: int
+    """Nanoseconds of a tile's epilogue to the group of warps that has it, where two take turns; else 0."""
 
 
 def tiles_of(facts: RowFacts, m: int, n: int) -> int:
@@ -69,8 +69,6 @@ class Slices(NamedTuple):
     """Waves of whole tiles, before the slices."""
     steps: int
     """Steps of each CTA after them."""
-    joins: int
-    """How many CTAs add their sums of a tile one after the other."""
 
 
 def slices_of(facts: RowFacts, tiles: int, steps: int, sm_count: int) -> Slices | None:
@@ -80,7 +78,7 @@ def slices_of(facts: RowFacts, tiles: int, steps: int, sm_count: int) -> Slices 
     waves = max(tiles // sm_count - 1, 0)
     sliced = tiles - waves * sm_count
     ctas = min(sm_count, sliced * steps // _LEAST_STEPS)
-    return Slices(waves=waves, steps=-(-sliced * steps // ctas), joins=-(-ctas // sliced))
+    return Slices(waves=waves, steps=-(-sliced * steps // ctas))
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -88,15 +86,18 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     m, n, k = call.sizes
     facts: RowFacts = row.facts
     tiles, steps = tiles_of(facts, m, n), -(-k // facts.tile_k)
-    tile = float(steps) * float(facts.step_ps) / 1000.0 + float(facts.tile_ns)
+    main = float(steps) * float(facts.step_ps) / 1000.0
+    tile = main + float(facts.tile_ns)
     slices = slices_of(facts, tiles, steps, sm_count)
     if slices is None:
         ctas = min(facts.ctas_of_sm, max(-(-tiles // sm_count), 1))
-        working = float(-(-tiles // (sm_count * ctas))) * tile * (1.0 + _SLOWED * float(ctas - 1))
+        waves = -(-tiles // (sm_count * ctas))
+        working = float(waves) * tile * (1.0 + _SLOWED * float(ctas - 1))
+        if facts.turn_ns:
+            working = max(working, float(-(-waves // 2)) * (main + float(facts.turn_ns)))
     else:
         last = float(slices.steps) * float(facts.step_ps) / 1000.0 + float(facts.tile_ns)
-        working = float(slices.waves) * tile + last + float(slices.joins) * float(facts.join_ns)
+        working = float(slices.waves) * tile + last + float(facts.join_ns)
     kept = float(n) * float(k) * float(facts.bits + 2) / 16.0  # half of the elements, and a bit of metadata for two
     memory = (kept + float(m) * float(k) * float(facts.bits) / 8.0) / _MEMORY
-    begin = _BEGIN_NS + (_CLEAR_NS if facts.join_ns else 0.0)
-    return begin + max(working, memory) + _SHARE * min(working, memory)
+    return _BEGIN_NS + max(working, memory) + _SHARE * min(working, memory)

@@ -37,14 +37,10 @@ _SQUARE = Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG)
 _OF_8_BITS = (
     _FEW,
     Candidate(tile=(64, 64, 256), schedule=BASIC),
-    Candidate(tile=(128, 32, 256), schedule=COOPERATIVE, scheduler=STREAM_K),
-    Candidate(tile=(128, 64, 256), schedule=COOPERATIVE, scheduler=STREAM_K),
-    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 64, 256), cluster=(2, 1, 1), schedule=PINGPONG),
     Candidate(tile=(128, 96, 256), cluster=(2, 1, 1), schedule=PINGPONG),
     _SQUARE,
     Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
-    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 256, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, orders=(_M,), swizzles=(4,)),
 )
@@ -52,13 +48,12 @@ _OF_16_BITS = (
     Candidate(tile=(64, 16, 256), schedule=BASIC),
     Candidate(tile=(64, 64, 128), schedule=BASIC),
     Candidate(tile=(128, 64, 128), cluster=(2, 1, 1), schedule=PINGPONG),
-    Candidate(tile=(128, 32, 128), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
-    Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
 )
 _WIDER_OF_8_BITS = (
+    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(64, 16, 256), schedule=BASIC),
     *(Candidate(tile=(64, 16, 256), schedule=BASIC, stages=stages) for stages in (5, 7)),
     Candidate(tile=(64, 16, 256), cluster=(2, 1, 1), schedule=BASIC, stages=7),
@@ -71,6 +66,7 @@ _WIDER_OF_8_BITS = (
     Candidate(tile=(64, 256, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
 _WIDER_OF_16_BITS = (
+    Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(256, 128, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
