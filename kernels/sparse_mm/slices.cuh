@@ -6,7 +6,7 @@
 
 namespace gemmill::sparse_mm {
 
-// Host code: the workspace of a kernel. Asked with the clusters that `launch` counts: slices follow from them, and CUTLASS guesses where it is told none.
+// Host code: the workspace of a kernel. Asked with the clusters that `launch` counts: slices follow from them, and CUTLASS guesses their number without.
 template <class Kernel, auto entry>
 int64_t sliced_workspace_bytes(typename Kernel::Arguments arguments, gemmill_launch const& how) {
   int active_clusters = 0;
