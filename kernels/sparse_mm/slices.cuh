@@ -6,7 +6,7 @@
 
 namespace gemmill::sparse_mm {
 
-// Host code: the workspace of a kernel. Asked with the clusters that `launch` counts: slices follow from them, and CUTLASS guesses their number without.
+// Host code: the workspace of a kernel. Slices follow from the clusters that fit on the device, which `launch` counts too.
 template <class Kernel, auto entry>
 int64_t sliced_workspace_bytes(typename Kernel::Arguments arguments, gemmill_launch const& how) {
   int active_clusters = 0;

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.emit import emit
 from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
 from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.sparse_mm.cases.checked import SparseCase, of_config
@@ -18,7 +19,6 @@ from gemmill.families.sparse_mm.reference import sparse_mm
 from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.selections import default, smoke, sweep
 from gemmill.families.sparse_mm.tuning import TUNING
-from gemmill.emit import emit
 from gemmill.family import EXACT, ShapedCall, first_rejection
 from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
