@@ -7,7 +7,7 @@ namespace gemmill::sparse_mm {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t raster_order, swizzle, tile_m, tile_n, cluster_m, cluster_n, tile_k, step_ps, tile_ns, bits;
+  int64_t raster_order, swizzle, tile_m, tile_n, cluster_m, cluster_n, tile_k, step_ps, tile_ns, bits, join_ns, ctas_of_sm, turn_ns;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

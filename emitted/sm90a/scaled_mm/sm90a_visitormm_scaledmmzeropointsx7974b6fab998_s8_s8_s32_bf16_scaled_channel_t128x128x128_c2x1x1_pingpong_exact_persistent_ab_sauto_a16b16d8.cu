@@ -8,7 +8,7 @@
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
 #include "core/stepped.cuh"
-#include "scaled_mm/stream_k.cuh"
+#include "gemm/stream_k.cuh"
 #include "core/universal.cuh"
 
 namespace sm90a_visitormm_scaledmmzeropointsx7974b6fab998_s8_s8_s32_bf16_scaled_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8 {

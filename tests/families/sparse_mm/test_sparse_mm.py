@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 import gemmill
+from gemmill.emit import emit
 from gemmill.families.sparse_mm.bounds import exact_mm, tolerance
 from gemmill.families.sparse_mm.cases.calls import CallSpec, arguments_of, make_given
 from gemmill.families.sparse_mm.cases.checked import SparseCase, of_config
 from gemmill.families.sparse_mm.classes import Need
 from gemmill.families.sparse_mm.config import Operands, SparseConfig
-from gemmill.families.sparse_mm.model import model_ns
+from gemmill.families.sparse_mm.model import Slices, model_ns, slices_of
 from gemmill.families.sparse_mm.reference import sparse_mm
 from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.selections import default, smoke, sweep
 from gemmill.families.sparse_mm.tuning import TUNING
-from gemmill.family import ShapedCall, first_rejection
+from gemmill.family import EXACT, ShapedCall, first_rejection
 from gemmill.gemm.config import Design
 from gemmill.space.names import parse_name, to_name
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 from making import changed
 
 FLOATS = CallSpec(m=5, n=40, k=160)
@@ -240,6 +241,14 @@ def test_names_and_rules() -> None:
         ({"accumulation": Accumulation.EXACT}, "accumulation of e4m3 is fast or promoted, not exact"),
         ({"kernel_schedule": KernelSchedule.MMA_SYNC}, "sparse kernels have no mmasync schedule"),
         (
+            {"tile_scheduler": TileScheduler.SPLIT_K},
+            "tiles of sparse kernels are persistent or streamk, not splitk",
+        ),
+        (
+            {"tile_scheduler": TileScheduler.STREAM_K, "kernel_schedule": KernelSchedule.PINGPONG},
+            "streamk runs with the cooperative schedule, whose groups share a tile's sums, not pingpong",
+        ),
+        (
             {"tile_shape_mnk": (128, 128, 64)},
             "tile 128x128x64: rows are a multiple of 128, columns of 16 up to 256, and K of 128, the columns of a block of metadata",
         ),
@@ -268,6 +277,56 @@ def test_what_the_kernel_cannot_be_made_of(changes: dict[str, Any], reason: str)
 def test_what_is_no_config(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         changed(TILE, **changes)
+
+
+STREAM_K = changed(TILE, tile_scheduler=TileScheduler.STREAM_K)
+
+
+def test_stream_k_asks_for_a_workspace() -> None:
+    assert to_name(STREAM_K) == to_name(TILE).replace("_fast_", "_fast_streamk_")
+    text, whole = emit(STREAM_K).text, emit(TILE).text
+    for part in ("_workspace(void const* args", "ReductionMode::Deterministic", "gemmill::StreamKScheduler"):
+        assert part in text and part not in whole
+
+
+def test_the_contract_leaves_out_slices_that_follow_from_the_device() -> None:
+    order = TUNING.order
+    assert order(STREAM_K) is None
+    assert order(TILE) is not None
+    integers = replace(STREAM_K, operands=Operands(dtype=DType.S8, out_dtype=DType.BF16))
+    assert order(changed(integers, accumulation=Accumulation.EXACT)) == EXACT
+
+
+@pytest.mark.parametrize(
+    ("tiles", "steps", "slices"),
+    [
+        (30, 183, Slices(waves=0, steps=42)),  # 5,490 steps of 132 CTAs
+        (200, 64, Slices(waves=0, steps=97)),  # fewer than two waves: all are divided
+        (300, 64, Slices(waves=1, steps=82)),  # 132 whole ones, then 168
+        (2, 32, Slices(waves=0, steps=8)),  # no slice has fewer than 8 steps
+        (264, 64, None),
+        (30, 8, None),
+        (30, 0, None),
+    ],
+)
+def test_slices_fill_the_multiprocessors(tiles: int, steps: int, slices: Slices | None) -> None:
+    row = next(iter(TUNING.rows(STREAM_K, 0)))
+    assert slices_of(row.facts, tiles, steps, 132) == slices
+    assert slices_of(row.facts._replace(join_ns=0), tiles, steps, 132) is None
+
+
+def test_few_tiles_and_a_long_k_take_slices() -> None:
+    configs = [config for config in default(Arch.SM90A) if config.out_dtype is DType.BF16]
+    for dtype, m, n, k, divided in (
+        (DType.BF16, 256, 4992, 18560, True),
+        (DType.BF16, 96, 9216, 28416, True),
+        (DType.BF16, 544, 1408, 3328, False),
+        (DType.BF16, 4096, 8192, 8192, False),
+    ):
+        rows = [next(iter(TUNING.rows(config, 0))) for config in configs if config.operand_dtype is dtype]
+        call = ShapedCall(family="sparse_mm", call_class=rows[0].call_class, sizes=(m, n, k), alignments=(16,) * 4)
+        best = min(rows, key=lambda row: model_ns(row, call, 132))
+        assert bool(best.facts.join_ns) is divided, (dtype, m, n, k)
 
 
 @pytest.mark.parametrize(("m", "tile_m"), [(1, 16), (16, 16), (4096, 256)])

@@ -8,7 +8,7 @@ from gemmill.families.sparse_mm.rules import RULES
 from gemmill.families.sparse_mm.spelling import spell
 from gemmill.families.sparse_mm.tuning import TUNING
 from gemmill.family import Family, Field, Grammar, Kernels
-from gemmill.vocab import RasterOrder
+from gemmill.vocab import RasterOrder, TileScheduler
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-23: a unit's headers and host passes, then each variant.
 _UNIT_SECONDS, _SECONDS = 13.0, 43.0
@@ -24,6 +24,7 @@ GRAMMAR = Grammar(
         Field("c{design.cluster_shape_mnk}"),
         Field("{design.kernel_schedule}"),
         Field("{design.accumulation}"),
+        Field("{design.tile_scheduler}", default=TileScheduler.PERSISTENT),
         Field("s{design.stages}"),
         # Launch settings
         Field("r{raster_order}", default=RasterOrder.HEURISTIC),

@@ -7,7 +7,7 @@ from gemmill.families.sparse_mm.memory import stage_bytes, stage_room
 from gemmill.formats.layout import META_COLUMNS
 from gemmill.gemm.config import RESULTS_OF
 from gemmill.gemm.limits import SLAB
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 
 FEWEST_STAGES = 2
 MOST_COLUMNS = 256
@@ -44,6 +44,11 @@ def _schedule(c: SparseConfig) -> Iterator[str]:
     """Kernels load with TMA and multiply with WGMMA."""
     if c.design.kernel_schedule not in CONSUMER_GROUPS:
         yield f"sparse kernels have no {c.design.kernel_schedule} schedule"
+    scheduler = c.design.tile_scheduler
+    if scheduler not in (TileScheduler.PERSISTENT, TileScheduler.STREAM_K):
+        yield f"tiles of sparse kernels are {TileScheduler.PERSISTENT} or {TileScheduler.STREAM_K}, not {scheduler}"
+    if scheduler is TileScheduler.STREAM_K and c.design.kernel_schedule is not KernelSchedule.COOPERATIVE:
+        yield f"{scheduler} runs with the cooperative schedule, whose groups share a tile's sums, not {c.design.kernel_schedule}"
 
 
 def _tile(c: SparseConfig) -> Iterator[str]:

@@ -6,9 +6,10 @@ from itertools import product
 
 from gemmill.families.sparse_mm.config import Operands, SparseConfig
 from gemmill.gemm.config import RESULTS_OF, Design
-from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder
+from gemmill.vocab import Accumulation, Arch, DType, EpilogueKind, KernelSchedule, RasterOrder, TileScheduler
 
 BASIC, COOPERATIVE, PINGPONG = KernelSchedule.BASIC, KernelSchedule.COOPERATIVE, KernelSchedule.PINGPONG
+STREAM_K = TileScheduler.STREAM_K
 _M, _N, _ANY = RasterOrder.ALONG_M, RasterOrder.ALONG_N, RasterOrder.HEURISTIC
 
 
@@ -25,6 +26,7 @@ class Candidate:
     orders: tuple[RasterOrder, ...] = (_ANY,)
     swizzles: tuple[int, ...] = (1,)
     """Widths of bands."""
+    scheduler: TileScheduler = TileScheduler.PERSISTENT
 
 
 _FEW = Candidate(tile=(64, 16, 512), schedule=BASIC, stages=3)
@@ -44,10 +46,14 @@ _OF_8_BITS = (
 )
 _OF_16_BITS = (
     Candidate(tile=(64, 16, 256), schedule=BASIC),
+    Candidate(tile=(64, 64, 128), schedule=BASIC),
+    Candidate(tile=(128, 64, 128), cluster=(2, 1, 1), schedule=PINGPONG),
+    Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
 )
 _WIDER_OF_8_BITS = (
+    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(64, 16, 256), schedule=BASIC),
     *(Candidate(tile=(64, 16, 256), schedule=BASIC, stages=stages) for stages in (5, 7)),
     Candidate(tile=(64, 16, 256), cluster=(2, 1, 1), schedule=BASIC, stages=7),
@@ -60,7 +66,7 @@ _WIDER_OF_8_BITS = (
     Candidate(tile=(64, 256, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
 )
 _WIDER_OF_16_BITS = (
-    Candidate(tile=(64, 64, 128), schedule=BASIC),
+    Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(256, 128, 128), cluster=(1, 2, 1), schedule=COOPERATIVE, swizzles=(1, 8)),
     Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
     Candidate(tile=(128, 128, 128), cluster=(2, 1, 1), schedule=PINGPONG, swizzles=(1, 8)),
@@ -107,6 +113,7 @@ def configs(dtype: DType, out: DType, candidate: Candidate) -> Iterator[SparseCo
         accumulation=candidate.accumulation or (Accumulation.EXACT if dtype is DType.S8 else Accumulation.FAST),
         swap_ab=True,
         stages=candidate.stages,
+        tile_scheduler=candidate.scheduler,
     )
     for order, swizzle in product(candidate.orders, candidate.swizzles):
         yield SparseConfig(

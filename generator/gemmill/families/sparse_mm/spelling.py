@@ -2,7 +2,7 @@
 
 from gemmill.families.sparse_mm.config import SparseConfig
 from gemmill.family import Spelled
-from gemmill.vocab import Accumulation, DType, KernelSchedule
+from gemmill.vocab import Accumulation, DType, KernelSchedule, TileScheduler
 
 _MAINLOOP = {
     KernelSchedule.COOPERATIVE: "KernelTmaWarpSpecializedCooperative",
@@ -13,6 +13,10 @@ _EPILOGUE = {
     KernelSchedule.COOPERATIVE: "TmaWarpSpecializedCooperative",
     KernelSchedule.PINGPONG: "TmaWarpSpecialized",
     KernelSchedule.BASIC: "TmaWarpSpecialized",
+}
+_SCHEDULER = {
+    TileScheduler.PERSISTENT: "cutlass::gemm::PersistentScheduler",
+    TileScheduler.STREAM_K: "gemmill::StreamKScheduler",
 }
 
 
@@ -34,7 +38,9 @@ def spell(config: SparseConfig) -> Spelled:
         "alignment_d": 128 // c.out_dtype.bits,
         "mainloop_schedule": f"cutlass::gemm::{_MAINLOOP[c.design.kernel_schedule]}{'FP8FastAccum' if fast else ''}",
         "epilogue_schedule": f"cutlass::epilogue::{_EPILOGUE[c.design.kernel_schedule]}",
+        "scheduler_tag": _SCHEDULER[c.design.tile_scheduler] if is_persistent else "void",
         "is_persistent": is_persistent,
+        "takes_workspace": c.design.tile_scheduler is TileScheduler.STREAM_K,
         "stage_count": _stage_count(c.design.stages),
     }
     return Spelled(template="sparse_mm/sparse_mm.cu.jinja", values=holes)

@@ -11,6 +11,7 @@ CASES = {
     "basic.cu": "sm90a_sparsemm_e4m3_f16_scaledbias_t64x16x256_c1x1x1_basic_promoted_s4",
     "cooperative.cu": "sm90a_sparsemm_s8_bf16_scaledazppertoken_t128x256x128_c2x1x1_cooperative_exact_sauto_w8",
     "pingpong.cu": "sm90a_sparsemm_bf16_bf16_scaled_t128x128x128_c1x2x1_pingpong_fast_sauto",
+    "streamk.cu": "sm90a_sparsemm_bf16_bf16_scaledbias_t128x128x128_c2x1x1_cooperative_fast_streamk_sauto",
 }
 
 

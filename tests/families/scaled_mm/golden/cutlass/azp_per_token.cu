@@ -7,7 +7,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
-#include "scaled_mm/stream_k.cuh"
+#include "gemm/stream_k.cuh"
 #include "core/universal.cuh"
 
 namespace sm90a_cutlass_s8_s8_s32_f16_scaledazppertoken_channel_t128x128x128_c2x1x1_pingpong_exact_persistent_ab_sauto_a16b16d8 {

@@ -7,7 +7,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
-#include "scaled_mm/stream_k.cuh"
+#include "gemm/stream_k.cuh"
 #include "core/universal.cuh"
 
 namespace sm120f_cutlass_e4m3_e4m3_f32_bf16_scaledbias_channel_t128x128x128_c1x1x1_cooperative_fast_persistent_ab_sauto_a16b16d8 {

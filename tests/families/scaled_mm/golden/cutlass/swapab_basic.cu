@@ -7,7 +7,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
-#include "scaled_mm/stream_k.cuh"
+#include "gemm/stream_k.cuh"
 #include "core/universal.cuh"
 
 namespace sm90a_cutlass_s8_s8_s32_bf16_scaledbias_channel_t64x32x256_c1x1x1_basic_exact_persistent_swapab_sauto_a16b16d8 {

@@ -8,7 +8,7 @@
 #include "scaled_mm/abi.h"
 #include "core/epilogue.cuh"
 #include "core/stepped.cuh"
-#include "scaled_mm/stream_k.cuh"
+#include "gemm/stream_k.cuh"
 #include "core/universal.cuh"
 
 namespace sm90a_visitormm_scaledreluxfd0b045a54bd_e4m3_e4m3_f32_e4m3_scaled_channel_t64x16x256_c1x1x1_pingpong_fast_persistent_swapab_sauto_a16b16d16 {
