@@ -15,23 +15,22 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_MEMORY = 4000.0
-"""Bytes that memory gives in a nanosecond."""
+_MEMORY, _APART_MEMORY = 4000.0, 3740.0
+"""Bytes that memory gives in a nanosecond, and to grouped GEMMs."""
 _STEP = 128
 """Columns along K of a step of streamed weights and of grouped GEMMs, and columns of the latter's tiles."""
 _STREAMED_ROWS, _STREAMED_TURN, _STREAMED_PARTS = 256, 2900.0, 1340.0
 """Rows of weights of a streamed tile; nanoseconds that a tile takes apart from its steps; bytes a nanosecond of float32 results, which
 are written and read."""
-_APART_TILES = ((64, 330.0), (128, 536.0))
+_APART_TILES = ((64, 340.0), (128, 550.0))
 """Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step of e4m3. Elements of 16 bits take twice as many."""
-_APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
+_APART_LAUNCHES, _APART_MOVED = 17000.0, 2600.0
 """Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows."""
-_FEW_PAIRS, _FEW_TIMES = 48, 1.5
-"""Rows of all experts below which grouped GEMMs read weights that many times as slowly (H200, 2026-11-26, new random
-layers).
+_FEW_PAIRS, _FEW_TIMES = 48, 1.4
+"""Rows of all experts below which grouped GEMMs read weights that many times as slowly.
 
-Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them random (H200,
-2026-11-25).
+Constants of streamed weights are fitted to 46 calls of nine layers, eight of them random (H200, 2026-11-25), those of grouped GEMMs to
+171 calls of 29 layers (H200, 2026-11-26 to 2026-11-28; docs/notes/fused_experts.md).
 """
 
 _HELD, _WAITED_ROWS = 2048, 40.0
@@ -124,7 +123,7 @@ def _product_ns(call: ShapedCall, n: int, k: int, sm_count: int, bits: int) -> f
         active, tiles = _dealt(call, rows)
         waves = math.ceil(tiles * float(-(-n // _STEP)) / float(sm_count))
         working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns * float(bits) / 8.0)
-    memory = active * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
+    memory = active * float(n) * float(k) * float(bits) / 8.0 / _APART_MEMORY
     if pairs < _FEW_PAIRS:
         memory *= _FEW_TIMES
     return max(working, memory) + 0.1 * min(working, memory)
