@@ -87,11 +87,18 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const pairs = call.sizes[kSizePairs];
   Dealt const dealt(call, row.tile_tokens);
   double const active = dealt.active, tiles = row.bits < 8 ? dealt.tiles : active + static_cast<double>(pairs / row.tile_tokens);
-  double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;
-  double const memory = active * read / kMemory;
-  double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
-  double const begin = static_cast<double>(row.begin_ns) + coding_ns(row, call, active);
-  return begin + std::max(memory, working) + 0.1 * std::min(memory, working);
+  double taken = static_cast<double>(row.begin_ns) + coding_ns(row, call, active);
+  struct {
+    int64_t rows, k;
+  } const products[] = {{2 * call.sizes[kSizeInner], call.sizes[kSizeHidden]}, {call.sizes[kSizeHidden], call.sizes[kSizeInner]}};
+  for (auto const& of : products) {
+    double const read = static_cast<double>(of.rows) * static_cast<double>(of.k) * static_cast<double>(row.bits) / 8.0;
+    double const memory = active * read / kMemory;
+    double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
+    double const alone = static_cast<double>(of.k) * static_cast<double>(row.alone_ps) / 1000.0;
+    taken += std::max({memory, working, alone}) + 0.1 * std::min(memory, working);
+  }
+  return taken;
 }
 
 }  // namespace gemmill::fused_moe

@@ -153,7 +153,7 @@ def test_a_sweep_has_the_variants_of_a_workloads_weights_alone():
         kind: {v.name.removeprefix("sm90a_fused") for v in variants if v.takes(workload_of(kind, (8, 2, 256, 256), 1))}
         for kind in ("mxfp4_e4m3", "nvfp4", "fp8_groups", "bf16")
     }
-    tiles = ("16", "8o", "32o", "48o", "112o", "224o")
+    tiles = ("16", "8o", "16o", "32o", "48o", "64o", "112o", "224o")
     assert taken["mxfp4_e4m3"] == {f"fp4experts_mxfp4_e4m3_t{tile}" for tile in tiles}
     assert all(taken.values()) and not set.intersection(*taken.values())
     assert all("_e4m3" in name for name in taken["fp8_groups"]) and all("_bf16" in name for name in taken["bf16"])

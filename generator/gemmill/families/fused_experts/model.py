@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/fused_experts/model.cpp.
 
 Each tile of an expert with rows reads the expert's weights once. The first of these reads comes from memory. A tile's
-step takes the time of its loads, which grow with its rows.
+step takes the time of its loads, which grow with its rows. Where tiles are few, a tile's steps alone take as long as a product.
 
 Where activations become codes, a tile's last warps code its rows, one row after another. A warp that codes stores no
 parts of tiles, which other tiles then wait for: so the time grows with all rows, too.
@@ -57,6 +57,8 @@ class RowFacts(NamedTuple):
     """Picoseconds in which a warp codes an element of the first product's results; 0 where these are no codes."""
     coders: int
     """Warps that code a tile's rows."""
+    alone_ps: int
+    """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -70,11 +72,14 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active, tiles = _dealt(call, facts.tile_tokens)
     if facts.bits >= 8:
         tiles = active + float(pairs // facts.tile_tokens)
-    read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
-    memory = active * read / _MEMORY
-    working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
-    begin = float(facts.begin_ns) + _coding_ns(facts, pairs, inner, active)
-    return begin + max(memory, working) + 0.1 * min(memory, working)
+    taken = float(facts.begin_ns) + _coding_ns(facts, pairs, inner, active)
+    for rows, k in ((2 * inner, hidden), (hidden, inner)):
+        read = float(rows) * float(k) * float(facts.bits) / 8.0
+        memory = active * read / _MEMORY
+        working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
+        alone = float(k) * float(facts.alone_ps) / 1000.0
+        taken += max(memory, working, alone) + 0.1 * min(memory, working)
+    return taken
 
 
 def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
