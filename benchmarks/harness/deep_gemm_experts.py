@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gemmill.tuner.protocol import first_line
+from harness.contenders import CheckedCalls
 from harness.statistics import Sample
 from harness.timers import Prepared, Timer
+from timed.fused_experts.calls import ExpertsOperands
 from timed.grouped_mm.calls import MoeOperands, rows_of
 from timed.grouped_mm.contenders import check
 from timed.workload import Workload
@@ -71,6 +73,49 @@ class DeepGemmExperts:
         return timer.host_us(self.call(operands, 0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeepGemmProducts(CheckedCalls):
+    """Both products of a layer of experts by its contiguous form, alone: rows are codes in their slots already, and nothing activates,
+    codes or sums. So a layer that uses it takes longer. The results are no layer's, and nothing checks them."""
+
+    multiply: Callable[..., object]
+    name: str = "deepgemm, two products alone"
+    complete: bool = False
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether scales are of blocks of 128 x 128."""
+        return workload.of.group_size == GROUP
+
+    def call(self, operands: ExpertsOperands, i: int) -> Callable[[], object]:
+        """A call with its arguments bound."""
+        x, p = operands, operands.workload
+        counts = torch.bincount(x.ids[i].flatten(), minlength=p.experts).tolist()
+        layout, _ = _layout(counts, x.x.device)
+        first = self._product(x.w13, x.w13_scales, layout)
+        second = self._product(x.w2, x.w2_scales, layout)
+
+        def both() -> None:
+            first()
+            second()
+
+        return both
+
+    def check(self, operands: ExpertsOperands, call: Callable[[], object]) -> None:
+        """Nothing."""
+
+    def _product(self, weights: Tensor, scales: Tensor | None, layout: Tensor) -> Callable[[], object]:
+        rows, device, (n, k) = len(layout), weights.device, weights.shape[1:]
+        a = torch.randn((rows, k), device=device).to(weights.dtype)
+        columns = _by_columns(torch.ones((rows, -(-k // GROUP)), device=device))
+        out = torch.empty((rows, n), dtype=torch.bfloat16, device=device)
+        return partial(self.multiply, (a, columns), (weights, scales), out, layout)
+
+
+def products_of(module: ModuleType) -> DeepGemmProducts:
+    """Of a package. Raises AttributeError where it has not the name."""
+    return DeepGemmProducts(multiply=module.m_grouped_fp8_gemm_nt_contiguous)
+
+
 def forms_of(module: ModuleType) -> list[DeepGemmExperts]:
     """Both forms of a package. Raises AttributeError where it has none of the names."""
     contiguous = module.m_grouped_fp8_gemm_nt_contiguous
@@ -83,17 +128,23 @@ def forms_of(module: ModuleType) -> list[DeepGemmExperts]:
 
 def _contiguous(multiply: Callable[..., object], x: MoeOperands, i: int) -> Laid:
     """Slots behind one another; of each row its expert, -1 for padding."""
-    counts = x.offsets[i].diff().tolist()
-    sizes = [-(-count // ALIGNED_ROWS) * ALIGNED_ROWS for count in counts]
-    begins = [sum(sizes[:expert]) for expert in range(len(sizes))]
-    owners = [expert for expert, size in enumerate(sizes) for _ in range(size)]
-    layout = torch.tensor(owners, dtype=torch.int32, device=x.a.device)
-    a, a_scales = _in_slots(x, i, begins, sum(sizes))
-    for begin, count, size in zip(begins, counts, sizes, strict=True):
-        layout[begin + count : begin + size] = -1
-    out = torch.empty((sum(sizes), x.workload.n), dtype=x.out.dtype, device=x.a.device)
+    layout, begins = _layout(x.offsets[i].diff().tolist(), x.a.device)
+    a, a_scales = _in_slots(x, i, begins, len(layout))
+    out = torch.empty((len(layout), x.workload.n), dtype=x.out.dtype, device=x.a.device)
     columns = _by_columns(a_scales)
     return Laid(call=partial(multiply, (a, columns), (x.b, x.b_scales), out, layout), out=out, begins=begins)
+
+
+def _layout(counts: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
+    """Of each row of all slots its expert, -1 for padding; and where each slot begins."""
+    sizes = [-(-count // ALIGNED_ROWS) * ALIGNED_ROWS for count in counts]
+    begins = [sum(sizes[:expert]) for expert in range(len(sizes))]
+    owners = [
+        expert if row < count else -1
+        for expert, (count, size) in enumerate(zip(counts, sizes, strict=True))
+        for row in range(size)
+    ]
+    return torch.tensor(owners, dtype=torch.int32, device=device), begins
 
 
 def _masked(multiply: Callable[..., object], x: MoeOperands, i: int) -> Laid:

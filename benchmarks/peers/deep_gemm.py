@@ -21,7 +21,7 @@ from gemmill.tuner.workloads import Workload
 from harness import deep_gemm_experts
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
-from harness.deep_gemm_experts import forms_of
+from harness.deep_gemm_experts import forms_of, products_of
 from timed.grouped_mm import BENCHMARK as EXPERTS
 from timed.grouped_mm.calls import workloads_of as experts_workloads
 
@@ -37,10 +37,13 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def contenders(family: str, options: Namespace, notes: list[str]) -> list[Contender]:
-    """Its dense GEMM, or both forms of its grouped one, if a package was named. Raises FieldError."""
-    if not options.deep_gemm or family not in ("scaled_mm", "grouped_mm"):
+    """Its dense GEMM, both forms of its grouped one, or of a layer of experts both products alone, if a package was named. Raises
+    FieldError."""
+    if not options.deep_gemm or family not in ("scaled_mm", "grouped_mm", "fused_experts"):
         return []
     try:
+        if family == "fused_experts":
+            return [products_of(load_package(options.deep_gemm))]
         if family == "scaled_mm":
             return [deep_gemm_contender(options.deep_gemm)]
         workloads = [workload for workload in experts_workloads(options) if workload.kind == "fp8_groups"]

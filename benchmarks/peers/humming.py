@@ -24,7 +24,11 @@ from gemmill.tuner.workloads import Workload
 from harness.compile_ahead import compile_ahead
 from harness.contenders import Contender, FieldError, LocalContender
 from peers.humming_experts import Humming, HummingExperts
+from peers.vllm import moe_library
 from timed.blockscaled import BENCHMARK, workloads_of
+from timed.fused_experts.calls import ExpertsMaker
+from timed.fused_experts.calls import workloads_of as layers_of
+from timed.workload import Workload as LayerWorkload
 
 WEIGHTS = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
@@ -49,7 +53,13 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return []
     try:
         if family == "fused_experts":
-            return [experts_contender(options.humming)]
+            layer = experts_contender(options.humming)
+            if options.humming_jobs:
+                calls = options.drawn if "drawn" in options else layers_of(options)
+                call = partial(_call_layer_once, options.humming, str(moe_library(options.vllm_so)))
+                taken = [workload for workload in calls if layer.takes(workload)]
+                notes.append(compile_ahead("Humming", call, taken, options.humming_jobs, COMPILE_LIMIT_S))
+            return [layer]
         if family == "scaled_mm":
             return [groups_contender(options.humming)]
         found = humming_contender(options.humming)
@@ -164,3 +174,9 @@ def _call_once(folder: str, workload: Workload) -> None:
         workload
     )
     humming_contender(folder).call(operands, 0)()
+
+
+def _call_layer_once(folder: str, library: str, workload: LayerWorkload) -> None:
+    torch.ops.load_library(library)
+    operands = ExpertsMaker(torch.device("cuda"), 0).make(workload)
+    experts_contender(folder).call(operands, 0)()

@@ -92,6 +92,12 @@ def _marlin_experts(options: Namespace) -> Contender:
         raise FieldError(f"vLLM's library {options.vllm_moe_so} cannot be used: {first_line(error)}") from None
 
 
+def moe_library(library: Path | str) -> Path:
+    """Its library of experts' ops, which lies beside the one of the others."""
+    path = Path(library)
+    return path.with_name(f"_moe{path.name}")
+
+
 def _experts(options: Namespace, notes: list[str]) -> list[Contender]:
     """Its layer with Marlin, and with Triton if the file of that kernel was named."""
     if options.vllm_fused_moe is None and not set(PACKED) & set(options.op.split(",")):
@@ -100,8 +106,8 @@ def _experts(options: Namespace, notes: list[str]) -> list[Contender]:
         )
     library = Path(options.vllm_so)
     try:
-        for name in (library.name, f"_moe{library.name}"):
-            torch.ops.load_library(str(library.with_name(name)))
+        for path in (library, moe_library(library)):
+            torch.ops.load_library(str(path))
         found: list[Contender] = [marlin_layer(vllms_ops()), plugin_layer(vllms_ops())]
     except (OSError, RuntimeError, AttributeError) as error:
         raise FieldError(f"vLLM's library {options.vllm_so} cannot be used: {first_line(error)}") from None

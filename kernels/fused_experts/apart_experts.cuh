@@ -93,30 +93,40 @@ struct ApartExperts {
     int const rows = __ldcg(p.ws.offsets + x.weights), pieces = x.inner / kPiece;
     for (int row = blockIdx.x * kWarps + warp(); row < rows; row += gridDim.x * kWarps) {
       Activation const of(p, row);
-      float values[kPiece];
+      // All lanes together, each with several pieces, whose loads are in flight together.
+      auto const visit = [&](auto const& use) {
+        for (int first = lane(); first - lane() < pieces; first += 32 * kPieces) {
+          typename Activation::Asked asked[kPieces];
+          float values[kPiece];
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) asked[i] = of.ask(min(first + i * 32, pieces - 1));
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) of.template end<activation>(asked[i], min(first + i * 32, pieces - 1), values), use(first + i * 32, values);
+        }
+      };
       if constexpr (!kCoded) {
         uint4* const to = static_cast<uint4*>(p.ws.inner_rows) + int64_t{row} * pieces;
-        for (int piece = lane(); piece < pieces; piece += 32) of.template read<activation>(values, piece), to[piece] = packed(values);
+        visit([&](int piece, float(&values)[kPiece]) {
+          if (piece < pieces) to[piece] = packed(values);
+        });
         continue;
       }
       uint2* const codes = static_cast<uint2*>(p.ws.inner_rows) + int64_t{row} * pieces;
       float largest = 0.0f;
       if constexpr (!kGrouped) {
-        for (int piece = lane(); piece < pieces; piece += 32) of.template read<activation>(values, piece), largest = largest_of(values, largest);
+        visit([&](int, float(&values)[kPiece]) { largest = largest_of(values, largest); });
         largest = quant::reduce_lanes<32>(largest, quant::Max{});
         if (lane() == 0) p.ws.inner_scales[row] = Coding(largest, INFINITY).scale;
       }
-      for (int first = 0; first < pieces; first += 32) {  // all lanes together
-        int const piece = first + lane();
-        of.template read<activation>(values, min(piece, pieces - 1));
+      visit([&](int piece, float(&values)[kPiece]) {
         if constexpr (kGrouped) largest = quant::reduce_lanes<kLanes>(largest_of(values, 0.0f), quant::Max{});
         Coding const coding(largest, INFINITY);
         uint32_t words[2];
         coding.encode(values, words);
-        if (piece >= pieces) continue;
+        if (piece >= pieces) return;
         codes[piece] = make_uint2(words[0], words[1]);
         if (kGrouped && lane() % kLanes == 0) p.ws.inner_scales[piece / kLanes * pairs + row] = coding.scale;
-      }
+      });
     }
   }
 
@@ -251,20 +261,30 @@ struct ApartExperts {
     Half const *products, *bias;  // [2 inner]; no bias is null
     float weight;                 // the router's, where it belongs to the input
 
+    // Of a piece, as they are.
+    struct Asked {
+      uint4 words[2];
+    };
+
     __device__ Activation(ApartParams const& p, int row) : x(p.x), bias(nullptr), weight(1.0f) {
-      int const pair = __ldcg(p.ws.order + row);
       products = static_cast<Half const*>(p.ws.products) + int64_t{row} * 2 * x.inner;
+      if (x.w13_bias == nullptr && !x.weight_on_input) return;
+      int const pair = __ldcg(p.ws.order + row);
       if (x.w13_bias != nullptr) bias = static_cast<Half const*>(x.w13_bias) + int64_t{weights_of(x, pair)} * 2 * x.inner;
       if (x.weight_on_input) weight = router_weight(x, pair);
     }
 
+    __device__ Asked ask(int piece) const {
+      return {{__ldcg(reinterpret_cast<uint4 const*>(products + place(piece, 0))), __ldcg(reinterpret_cast<uint4 const*>(products + place(piece, 1)))}};
+    }
+
     template <int activation>
-    __device__ void read(float (&values)[kPiece], int piece) const {
+    __device__ void end(Asked const& asked, int piece, float (&values)[kPiece]) const {
       float gates[kPiece], ups[kPiece];
-      gates_and_ups(products, piece, gates, ups);
+      gates_and_ups(asked, gates, ups);
       if (bias != nullptr) {
         float of_gates[kPiece], of_ups[kPiece];
-        gates_and_ups(bias, piece, of_gates, of_ups);
+        gates_and_ups({{eight_of(bias + place(piece, 0)), eight_of(bias + place(piece, 1))}}, of_gates, of_ups);
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) gates[i] = __fadd_rn(gates[i], of_gates[i]), ups[i] = __fadd_rn(ups[i], of_ups[i]);
       }
@@ -276,22 +296,27 @@ struct ApartExperts {
    private:
     __device__ float ended(float value) const { return to_float(of_float<Half>(x.weight_on_input ? __fmul_rn(value, weight) : value)); }
 
-    // Of a row [2 inner], those of a piece of results. A row of a bias begins at any multiple of 32 bytes of its tensor's first.
-    __device__ void gates_and_ups(Half const* row, int piece, float (&gates)[kPiece], float (&ups)[kPiece]) const {
+    // Where eight of the elements [2 inner] of a row lie of which a piece's results are made: its gates and its ups, or both halves of
+    // them woven.
+    __device__ int place(int piece, int half) const {
+      return x.row_step == 1 ? (half == 0 ? x.gate_row : x.up_row) + piece * kPiece : (2 * piece + half) * kPiece;
+    }
+
+    __device__ void gates_and_ups(Asked const& asked, float (&gates)[kPiece], float (&ups)[kPiece]) const {
       if (x.row_step == 1) {
-        unpack(eight_of(row + x.gate_row + piece * kPiece), gates);
-        unpack(eight_of(row + x.up_row + piece * kPiece), ups);
+        unpack(asked.words[0], gates);
+        unpack(asked.words[1], ups);
         return;
       }
       float woven[2][kPiece];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) unpack(eight_of(row + (2 * piece + i) * kPiece), woven[i]);
+      for (int i = 0; i < 2; ++i) unpack(asked.words[i], woven[i]);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) gates[i] = woven[i / 4][i % 4 * 2], ups[i] = woven[i / 4][i % 4 * 2 + 1];
     }
   };
 
-  // Of a row of the workspace, or of a bias, which a caller may have at any address of its type.
+  // Of a bias, which a caller may have at any address of its type.
   static __device__ uint4 eight_of(Half const* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16 == 0) return __ldcg(reinterpret_cast<uint4 const*>(from));
     Half elements[kPiece];
@@ -309,13 +334,18 @@ struct ApartExperts {
     auto const& x = p.x;
     int const pieces = x.hidden / kPiece;
     int64_t const first = int64_t{token} * x.topk;
+    float const* const weights = x.topk_weights + int64_t{token} * x.ld_weights;
     float sums[kPiece] = {};
     bool any = false;
     for (int slots = 0; slots < x.topk; slots += kTogether) {
       int places[kTogether];
+      float factors[kTogether];
       uint4 parts[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) places[i] = slots + i < x.topk ? __ldcg(p.ws.places + first + min(slots + i, x.topk - 1)) : -1;
+      for (int i = 0; i < kTogether; ++i) {
+        places[i] = slots + i < x.topk ? __ldcg(p.ws.places + first + min(slots + i, x.topk - 1)) : -1;
+        factors[i] = x.weight_on_input ? 1.0f : __ldcg(weights + min(slots + i, x.topk - 1));
+      }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) parts[i] = __ldcg(static_cast<uint4 const*>(p.ws.parts) + int64_t{max(places[i], 0)} * pieces + piece);
 #pragma unroll
@@ -323,7 +353,7 @@ struct ApartExperts {
         if (places[i] < 0) continue;
         float values[kPiece];
         unpack(parts[i], values);
-        end_part(x, static_cast<int>(first) + slots + i, piece, values);
+        end_part(x, static_cast<int>(first) + slots + i, piece, factors[i], values);
 #pragma unroll
         for (int j = 0; j < kPiece; ++j) sums[j] = __fadd_rn(sums[j], values[j]);
         any = true;
@@ -344,17 +374,16 @@ struct ApartExperts {
     }
   }
 
-  // Adds the bias of eight columns of a pair's part, and multiplies by the router's weight.
-  static __device__ void end_part(gemmill_fused_experts_args const& x, int pair, int piece, float (&values)[kPiece]) {
+  // Adds the bias of eight columns of a pair's part, and multiplies by the router's weight, or by one.
+  static __device__ void end_part(gemmill_fused_experts_args const& x, int pair, int piece, float factor, float (&values)[kPiece]) {
     if (x.w2_bias != nullptr) {
       float bias[kPiece];
       unpack(eight_of(static_cast<Half const*>(x.w2_bias) + int64_t{weights_of(x, pair)} * x.hidden + piece * kPiece), bias);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) values[i] = __fadd_rn(values[i], bias[i]);
     }
-    float const weight = x.weight_on_input ? 1.0f : router_weight(x, pair);
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) values[i] = __fmul_rn(values[i], weight);
+    for (int i = 0; i < kPiece; ++i) values[i] = __fmul_rn(values[i], factor);
   }
 };
 
@@ -378,7 +407,7 @@ int32_t launch_apart_experts(gemmill_apart_experts_args const& args, gemmill_lau
     return LaunchShape{dim3(static_cast<unsigned>(ctas)), dim3(Kernel::kThreads), dim3(1), 0};
   };
   switch (args.stage) {
-    case GEMMILL_PERMUTE: return launch_kernel<permute>(shape(x.tokens, 1, 1), how, parameters);
+    case GEMMILL_PERMUTE: return launch_kernel<permute>(shape(x.tokens, 1, kCtasOfSm), how, parameters);
     case GEMMILL_ACTIVATE: return launch_kernel<activate>(shape(pairs, Kernel::kWarps, kCtasOfSm), how, parameters);
     case GEMMILL_COMBINE: return launch_kernel<combine>(shape(sums, Kernel::kThreads, kCtasOfSm), how, parameters);
     default: return GEMMILL_CANNOT_IMPLEMENT;

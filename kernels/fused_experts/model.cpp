@@ -9,12 +9,12 @@
 namespace gemmill::fused_moe {
 namespace {
 
-constexpr double kMemory = 4000.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 21000.0, kApartMoved = 2180.0, kFewTimes = 1.5, kWaitedRows = 40.0;
+constexpr double kMemory = 4000.0, kApartMemory = 3740.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 17000.0, kApartMoved = 2600.0, kFewTimes = 1.4, kWaitedRows = 40.0;
 constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048;
 struct {
   int64_t rows;
   double step_ns;
-} constexpr kApartTiles[] = {{64, 330.0}, {128, 536.0}};
+} constexpr kApartTiles[] = {{64, 340.0}, {128, 550.0}};
 
 // Experts that have rows, and tiles of so many rows of them.
 struct Dealt {
@@ -55,7 +55,7 @@ double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int6
     active = dealt.active;
     working = std::min(working, waves_of(dealt.tiles, ceil_div(n, kStep), sm_count) * static_cast<double>(ceil_div(k, kStep)) * of.step_ns * static_cast<double>(bits) / 8.0);
   }
-  double memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kMemory;
+  double memory = active * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(bits) / 8.0 / kApartMemory;
   if (call.sizes[kSizePairs] < kFewPairs) memory *= kFewTimes;
   return std::max(working, memory) + 0.1 * std::min(working, memory);
 }
@@ -87,11 +87,18 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const pairs = call.sizes[kSizePairs];
   Dealt const dealt(call, row.tile_tokens);
   double const active = dealt.active, tiles = row.bits < 8 ? dealt.tiles : active + static_cast<double>(pairs / row.tile_tokens);
-  double const read = 3.0 * static_cast<double>(call.sizes[kSizeInner]) * static_cast<double>(call.sizes[kSizeHidden]) * static_cast<double>(row.bits) / 8.0;
-  double const memory = active * read / kMemory;
-  double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
-  double const begin = static_cast<double>(row.begin_ns) + coding_ns(row, call, active);
-  return begin + std::max(memory, working) + 0.1 * std::min(memory, working);
+  double taken = static_cast<double>(row.begin_ns) + coding_ns(row, call, active);
+  struct {
+    int64_t rows, k;
+  } const products[] = {{2 * call.sizes[kSizeInner], call.sizes[kSizeHidden]}, {call.sizes[kSizeHidden], call.sizes[kSizeInner]}};
+  for (auto const& of : products) {
+    double const read = static_cast<double>(of.rows) * static_cast<double>(of.k) * static_cast<double>(row.bits) / 8.0;
+    double const memory = active * read / kMemory;
+    double const working = tiles * read / 1024.0 * static_cast<double>(row.tile_ps) / 1000.0 * 132.0 / static_cast<double>(sm_count);
+    double const alone = static_cast<double>(of.k) * static_cast<double>(row.alone_ps) / 1000.0;
+    taken += std::max({memory, working, alone}) + 0.1 * std::min(memory, working);
+  }
+  return taken;
 }
 
 }  // namespace gemmill::fused_moe

@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 32, 48, 112 or 224 rows: rows in order as in ordered_experts.cuh.
+// Fused experts of packed 4-bit weights that fold, for tiles of 16 to 224 rows: rows in order as in ordered_experts.cuh.
 //
 // CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
 // by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,
@@ -27,7 +27,7 @@ struct PrefillMm {
 
   static constexpr bool kScaled = true;
   static constexpr uint32_t kSpread = Block::kSpread;
-  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 48 ? 2 : 1;  // on a multiprocessor
+  static constexpr int kTileM = tile_m, kStages = stages, kRows = 128, kColumns = 128, kCtas = tile_m <= 80 ? 2 : 1;  // on a multiprocessor
   static constexpr int kUnitBytes = kUnitRows * 128, kUnits = kTileM / kUnitRows;
   static constexpr int kBoxRows = kTileM < 64 ? 32 : 64, kUnitsOfBox = kBoxRows / kUnitRows;
   static constexpr int kWeightBytes = 2 * Block::kBytes;
@@ -103,12 +103,11 @@ struct PrefillMm {
         produce(params, storage);
       }
       __syncwarp();
-      Epilogue::template end<kThreads>(params.x);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kSumRegisters>();
       multiply_tiles(params, storage);
-      Epilogue::template end<kThreads>(params.x);
     }
+    Epilogue::template end<kThreads>(params.x);  // in one place: of two ptxas serialises products of 48 rows (C7512)
   }
 
   __device__ static WorkTile find(Params const& params, int index) { return listed_work_tile<kRows>(params, index); }
@@ -165,8 +164,11 @@ struct PrefillMm {
     }
   }
 
-  // Units that there are products of, below some. With more than six sizes ptxas serialises products of 224 rows (C7512).
+  // Units that there are products of, below some. ptxas serialises products (C7512) of 224 rows with more than six sizes, of 64 with more
+  // than two, of 80 with more than one.
   static constexpr int fewer(int units) {
+    if (kUnits == 5) return 0;
+    if (kUnits == 4) return units > 3 ? 3 : 0;
     if (kUnits <= 8) return units - 1;
     for (int size : {13, 12, 11, 8, 4}) {
       if (size < units) return size;

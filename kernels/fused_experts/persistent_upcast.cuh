@@ -1,7 +1,7 @@
 // Fused experts of packed 4-bit weights with bf16, with rows in order (ordered_experts.cuh) and a main loop of its own.
 //
 // Where experts have few rows, weights are most of the bytes. Where they have tens, rows that every tile loads again weigh as much on the
-// way from L2. So a tile has 256 rows of weights, and rows come in boxes of eight, as many as a tile has. The tensor core multiplies only
+// way from L2. So a tile of 64 rows has 256 rows of weights, one of 32 and of 16 rows has 128, and rows come in boxes of eight, as many as a tile has. The tensor core multiplies only
 // those: up to 16 by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
 //
 // A warp has 16 rows of weights from their beginning to their end: it stores by itself, and waits for no other. The data for its epilogue
@@ -24,8 +24,8 @@ struct UpcastProducts {
     block.template operand<0>(told, words);
     block.template operand<1>(told, words + 8);
   }
-  template <int rows>
-  __device__ static void multiply_many(float (&sums)[32], uint32_t const (&words)[kWords], uint64_t at) {
+  template <int rows, int count>
+  __device__ static void multiply_many(float (&sums)[count], uint32_t const (&words)[kWords], uint64_t at) {
     CUTLASS_PRAGMA_UNROLL
     for (int step = 0; step < 4; ++step) Wgmma<cutlass::bfloat16_t, rows>::add(sums, words + 4 * step, at + 2 * step);
   }
@@ -79,15 +79,16 @@ struct UpcastMm {
   static constexpr int kBoxRows = 8, kManyRows = 32, kGroups = row_groups;  // of boxes, smaller and larger
   static constexpr bool kMany = kTileM > 16;                                // rows, so that groups of 128 threads multiply
   static constexpr int kConsumers = Mm::kConsumers, kThreads = kConsumers + (kMany ? 128 : 32);  // the first warp of these others loads
-  static constexpr int kSumRegisters = 104, kOtherRegisters = 64;                                // of 96 that many begin with
   static constexpr int kSums = std::max(kTileM / 2, 8);                                          // of a thread
   // K has two stages at least. So when the first stage of a tile is free for the last of so many tiles after it, all have ended it.
   static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue data are there
   static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
   static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
-  static constexpr int kCtas = kMany ? 1 : 4 / row_groups;  // on a multiprocessor
+  static constexpr int kCtas = 4 / row_groups;              // on a multiprocessor
+  static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = 64;
+  static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;  // where many begin
 
-  static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 64 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
+  static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 64 || kTileM == 32 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
   struct Params {
     CUtensorMap few, many;  // boxes of rows of 128 bytes, swizzled by as many
     CUtensorMap weights;    // 64 rows of a stage's columns lie together, in pieces of 128 bytes
@@ -368,14 +369,16 @@ struct UpcastMm {
       Multiplies::template multiply_many<size>(sums, words, kLayout | at);
       cute::warpgroup_commit_batch();
     };
-    if (rows <= 32) {
+    if (kTileM == kManyRows || rows <= kManyRows) {
       by(cute::Int<32>{});
-    } else if (rows <= 40) {
-      by(cute::Int<40>{});
-    } else if (rows <= 48) {
-      by(cute::Int<48>{});
-    } else {
-      by(cute::Int<64>{});
+    } else if constexpr (kTileM > kManyRows) {
+      if (rows <= 40) {
+        by(cute::Int<40>{});
+      } else if (rows <= 48) {
+        by(cute::Int<48>{});
+      } else {
+        by(cute::Int<64>{});
+      }
     }
   }
   template <class Numbers>

@@ -17,13 +17,15 @@ __device__ __forceinline__ uint4 left_piece(uint32_t ends, int row, int piece) {
 }
 
 // The epilogue of the first product. Results are float32 until the last columns of their rows are there; then they become codes. The warp
-// that takes its number codes a share of a tile's rows: there are as many as epilogue warps store parts of tiles, in the order of tiles. So
-// nobody codes for others, and comes late.
+// that takes its number codes a share of a tile's rows, piece by piece: there are as many shares as epilogue warps store parts of tiles, in
+// the order of tiles. So nobody codes for others, and comes late. inner_scales keeps a row's largest element, of which the second product
+// makes the scale: other warps code other pieces of the row.
 template <class Kernel>
 struct PrefillGatedRows {
   using Args = PackedArgs;
   static constexpr int kCounter = 1, kTaken = 4;
   static constexpr bool kPaired = false;
+  static constexpr int kTogether = Kernel::kCtas == 1 ? 8 : 4, kPieceColumns = kTogether * 32 * 4;  // of a row, that a warp codes at a time
 
   int share = -1;  // taken, and without codes yet
 
@@ -111,36 +113,32 @@ struct PrefillGatedRows {
       patience.spend(x.layer.x.endless_waits);
     }
     __threadfence();
-    for (int row = tile.begin + number % shares; row < tile.end; row += shares) code(x.layer, row);
+    int const pieces = (x.layer.x.inner - 1) / kPieceColumns + 1, count = (tile.end - tile.begin) * pieces;
+    for (int i = number % shares; i < count; i += shares) code(x.layer, tile.begin + i / pieces, i % pieces);
     share = -1;
     return true;
   }
 
   // In one place: it is long.
-  __device__ __noinline__ static void code(gemmill::fused_moe::Params const& of, int64_t row) {
-    constexpr int kTogether = Kernel::kCtas == 1 ? 8 : 4;
-    int const lane = threadIdx.x % 32, pieces = of.x.inner / 4;
+  __device__ __noinline__ static void code(gemmill::fused_moe::Params const& of, int64_t row, int piece) {
+    int const pieces = of.x.inner / 4, first = piece * kTogether * 32 + threadIdx.x % 32;
     float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
     auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
     Coding const coding(__ldcg(of.ws.inner_scales + row), INFINITY);
-    for (int first = lane; first - lane < pieces; first += kTogether * 32) {
-      float4 held[kTogether];
-      float numbers[4 * kTogether];
-      uint32_t words[kTogether];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        numbers[i * 4] = held[i].x, numbers[i * 4 + 1] = held[i].y, numbers[i * 4 + 2] = held[i].z, numbers[i * 4 + 3] = held[i].w;
-      }
-      coding.encode(numbers, words);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
-      }
+    float4 held[kTogether];
+    float numbers[4 * kTogether];
+    uint32_t words[kTogether];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      numbers[i * 4] = held[i].x, numbers[i * 4 + 1] = held[i].y, numbers[i * 4 + 2] = held[i].z, numbers[i * 4 + 3] = held[i].w;
     }
-    __syncwarp();  // all have read the place of the scale
-    if (lane == 0) of.ws.inner_scales[row] = coding.scale;
+    coding.encode(numbers, words);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
+    }
   }
 };
 
@@ -153,7 +151,7 @@ struct PrefillParts {
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr; }
   __device__ static auto factors_of(Args const& x, int m) {
-    float const scale = x.layer.ws.inner_scales[m], weight = x.layer.x.weight_on_input ? 1.0f : x.a_scales[m];
+    float const scale = Coding(x.layer.ws.inner_scales[m], INFINITY).scale, weight = x.layer.x.weight_on_input ? 1.0f : x.a_scales[m];
     return is_plain(x) ? typename Kernel::RowFactors{__fmul_rn(scale, weight), 1.0f} : typename Kernel::RowFactors{scale, weight};
   }
 
@@ -192,12 +190,15 @@ struct PrefillParts {
       __threadfence();
     }
     meet();
-    int const rounds = (x.layer.x.topk + 7) / 8, together = (x.layer.x.topk + rounds - 1) / rounds;
+    constexpr int kMost = Kernel::kOtherRegisters < 72 ? 4 : 8;  // with more of them 64 registers spill
+    int const rounds = (x.layer.x.topk + kMost - 1) / kMost, together = (x.layer.x.topk + rounds - 1) / rounds;
     if (together <= 2) return sum<threads, 2>(x.layer);
-    if (together <= 4) return sum<threads, 4>(x.layer);
-    if (together <= 5) return sum<threads, 5>(x.layer);
-    if (together <= 6) return sum<threads, 6>(x.layer);
-    sum<threads, 8>(x.layer);
+    if constexpr (kMost > 4) {
+      if (together > 6) return sum<threads, 8>(x.layer);
+      if (together > 5) return sum<threads, 6>(x.layer);
+      if (together > 4) return sum<threads, 5>(x.layer);
+    }
+    sum<threads, 4>(x.layer);
   }
 
   // Eight numbers, which may lie in rows of whole pieces.

@@ -63,7 +63,9 @@ struct SparseWgmma;
 #define GEMMILL_BF16(rows, operands, sparse)                                                                                \
   template <>                                                                                                               \
   struct Wgmma<cutlass::bfloat16_t, rows> {                                                                                 \
-    __device__ __forceinline__ static void add(float (&d)[32], uint32_t const* a, uint64_t b) {                             \
+    template <int count>                                                                                                    \
+    __device__ __forceinline__ static void add(float (&d)[count], uint32_t const* a, uint64_t b) {                          \
+      static_assert(count >= rows / 2, "a thread has half as many sums as there are rows");                                 \
       asm volatile(GEMMILL_WGMMA(rows, "sync.aligned.m64n" #rows "k16.f32.bf16.bf16", operands, ", 0") : GEMMILL_KEPT_##rows : GEMMILL_A); \
     }                                                                                                                       \
   };                                                                                                                        \

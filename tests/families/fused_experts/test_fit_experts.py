@@ -22,7 +22,7 @@ def test_constants_of_today_choose_well_where_tiles_of_8_were_timed():
     assert len(lost) == 19 and sum(lost) / len(lost) < 0.01 and max(lost) < 0.05
     older = {"begin_ns": 26000, "tile_ps": 256, "code_ps": 3430}
     lost = program.losses(timed, rows | {f"{PREFIX}t8o": program.row_of(f"{PREFIX}t8o", "t8o", older)})
-    assert max(lost) == pytest.approx(0.292, abs=1e-3)
+    assert max(lost) == pytest.approx(0.379, abs=1e-3)
 
 
 def test_a_fit_finds_constants_that_made_the_times():

@@ -12,6 +12,7 @@ import torch
 
 import gemmill
 from builds import TableOnly
+from gemmill.compat import deep_gemm
 from gemmill.families.fused_experts import selections
 from gemmill.families.grouped_mm.selections import tiled
 from gemmill.registry import REGISTRY
@@ -21,6 +22,7 @@ from gemmill.space.names import to_name
 from gemmill.space.selections import Selection, select
 from gemmill.tuner.program import stand_in_build
 from gemmill.vocab import Arch, DType
+from harness.deep_gemm_experts import products_of
 from timed.fused_experts.calls import KINDS, ExpertsMaker, ExpertsOperands, workload_of, workloads_of
 from timed.fused_experts.contenders import ExpertsWay, TwoProducts, _kernel, variants_of
 from timed.workload import Workload
@@ -151,7 +153,29 @@ def test_a_sweep_has_the_variants_of_a_workloads_weights_alone():
         kind: {v.name.removeprefix("sm90a_fused") for v in variants if v.takes(workload_of(kind, (8, 2, 256, 256), 1))}
         for kind in ("mxfp4_e4m3", "nvfp4", "fp8_groups", "bf16")
     }
-    tiles = ("16", "8o", "32o", "48o", "112o", "224o")
+    tiles = ("16", "8o", "16o", "32o", "48o", "64o", "112o", "224o")
     assert taken["mxfp4_e4m3"] == {f"fp4experts_mxfp4_e4m3_t{tile}" for tile in tiles}
     assert all(taken.values()) and not set.intersection(*taken.values())
     assert all("_e4m3" in name for name in taken["fp8_groups"]) and all("_bf16" in name for name in taken["bf16"])
+
+
+def test_deep_gemm_multiplies_both_products_of_a_layer() -> None:
+    given = []
+
+    def multiply(a, b, out, layout):
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, layout)  # gemmill's op under its name stands in for it
+        given.append((tuple(a[0].shape), tuple(out.shape), layout))
+
+    contender = products_of(SimpleNamespace(m_grouped_fp8_gemm_nt_contiguous=multiply))
+    p = workload_of("fp8_groups", (4, 2, 256, 128), 9)
+    x = ExpertsMaker(torch.device("cpu"), 0).make(p)
+    assert (
+        contender.takes(p) and not contender.takes(workload_of("fp8", (4, 2, 256, 128), 9)) and not contender.complete
+    )
+    contender.call(x, 0)()
+    (first, gates, layout), (second, parts, _) = given
+    rows = len(layout)
+    assert (first, gates, second, parts) == ((rows, 256), (rows, 256), (rows, 128), (rows, 256)) and rows % 128 == 0
+    assert (layout >= 0).sum() == 18 and torch.equal(
+        layout[layout >= 0].bincount(minlength=4), x.ids[0].flatten().bincount(minlength=4).int()
+    )

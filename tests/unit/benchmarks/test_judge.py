@@ -41,6 +41,7 @@ from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
 from harness.statistics import sample
 from harness.verdict import class_record, verdict_text, worst_step
 from peers import humming
+from peers.humming_experts import HummingExperts
 from timed import families
 
 pytestmark = pytest.mark.usefixtures("home")  # without builds: a dry run with the stand-ins
@@ -399,6 +400,20 @@ def test_shapes_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
     options.humming, options.humming_jobs, options.drawn = "folder", 2, shapes
     humming.contenders("blockscaled", options, [])
     assert [p for p in asked if p in shapes] == [p for p in shapes if p.op == "nvfp4_bf16"] and len(asked) == 3
+
+
+def test_layers_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
+    asked = []
+    layer = HummingExperts(of=None)
+    monkeypatch.setattr(humming, "experts_contender", lambda folder: layer)
+    monkeypatch.setattr(
+        humming, "compile_ahead", lambda name, call, workloads, *rest: asked.extend(workloads) or "told"
+    )
+    options = program.parse([*ARGUMENTS, "--family", "fused_experts", "--classes", "fp8_groups,nvfp4"])
+    shapes, _ = program.workloads_of(options)
+    options.humming, options.humming_jobs, options.drawn, options.vllm_so = "folder", 2, shapes, "/vllm/_C.so"
+    assert humming.contenders("fused_experts", options, []) == [layer]
+    assert asked == [p for p in shapes if p.kind == "nvfp4"] != []
 
 
 def test_what_hung_is_not_tried_again(tmp_path, capsys):

@@ -55,6 +55,8 @@ class Body:
     """Picoseconds in which a warp codes an element of the first product's results, where those become codes."""
     coders: int = 0
     """Warps that code a tile's rows; 0 for one each."""
+    alone_ps: Mapping[int, int] = field(default_factory=dict)
+    """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
 
 
 _DENSE = [packing for packing in PACKINGS if not (packing.sparse_group or packing.is_coded)]
@@ -66,9 +68,9 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
     return dict.fromkeys(packings, stages)
 
 
-# Constants of gathered rows are from times of Qwen3-Next, DeepSeek V3 and V4 Flash, of boxed ones from whole calls of these (H200, 2026-11-23). Those of
-# codes, tiles of 16 to 224 rows, are fitted to eight random layers, of 48 rows to six others, those of tiles of 8 rows in order to 13 by
-# tools/fit_experts.py (H200, 2026-11-28; docs/notes/fused_experts.md). Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
+# Constants of tiles of nvfp4 are fitted to 87 calls of 15 layers, those of mxfp4 x e4m3 to 80 of 22 (H200, 2026-11-27 and 2026-11-28;
+# docs/notes/fused_experts.md). Gathered tiles of 32 to 128 rows have those of 2026-11-23, and while alone take as long as tiles in order.
+# Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
 _BY_GROUPS = Body(
     header="packed_experts",
     launch="launch_packed_experts",
@@ -79,9 +81,10 @@ _BY_GROUPS = Body(
     products=("WarpgroupProducts", ""),
     stages=_of(_DENSE, {32: 5, 64: 4, 128: 5}) | _of(_FOLDED, {16: 8, 32: 6, 64: 5, 128: 6}),
     row_groups={16: 2, 32: 2, 64: 2, 128: 2},
-    tile_ps={16: 584, 32: 440, 64: 560, 128: 1300},
+    tile_ps={16: 413, 32: 440, 64: 560, 128: 1300},
     begin_ns=12000,
-    code_ps={16: 6280, 32: 6280, 64: 6280, 128: 6280},
+    alone_ps={32: 2690, 64: 2690, 128: 2690},
+    code_ps={16: 8000, 32: 6280, 64: 6280, 128: 6280},
     coders=8,
 )
 _BY_WARPS = replace(
@@ -90,7 +93,8 @@ _BY_WARPS = replace(
     by_warps=True,
     stages=_of(_DENSE, {8: 7, 16: 5}) | _of(_SPARSE, {8: 8, 16: 5}),
     row_groups={8: 1, 16: 1},
-    tile_ps={8: 300, 16: 370},
+    tile_ps={8: 371, 16: 458},
+    alone_ps={8: 1490, 16: 1490},
     code_ps={},
 )
 LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
@@ -100,8 +104,9 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             _BY_WARPS,
             stages=_of(_DENSE, {8: 4}) | _of(_SPARSE, {8: 5}),
             row_groups={8: 2},
-            tile_ps={8: 265},
-            begin_ns=15000,
+            tile_ps={8: 294},
+            alone_ps={8: 2150},
+            begin_ns=13600,
         ),
     ),
     ExpertLoop.PERSISTENT: (
@@ -112,9 +117,9 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", ""),
             stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
             row_groups={8: 2},
-            tile_ps={8: 262},
-            begin_ns=26700,
-            code_ps={8: 870},
+            tile_ps={8: 256},
+            begin_ns=27300,
+            code_ps={8: 844},
             coders=1,
         ),
         Body(
@@ -122,11 +127,12 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             first="PreparePrefill",
             product="PrefillMm<{block}, kTokens, kStages, {epilogue}>",
             epilogues=("PrefillGatedRows", "PrefillParts"),
-            stages=_of(_FOLDED, {32: 7, 48: 6, 112: 8, 224: 4}),
-            row_groups={32: 2, 48: 2, 112: 2, 224: 2},
-            tile_ps={32: 309, 48: 322, 112: 447, 224: 578},
-            begin_ns=28400,
-            code_ps={32: 3270, 48: 3000, 112: 490, 224: 2110},
+            stages=_of(_FOLDED, {16: 9, 32: 7, 48: 6, 64: 5, 80: 4, 112: 8, 224: 4}),
+            row_groups=dict.fromkeys((16, 32, 48, 64, 80, 112, 224), 2),
+            tile_ps={16: 289, 32: 323, 48: 318, 64: 401, 80: 418, 112: 436, 224: 515},
+            alone_ps={32: 826, 48: 853, 112: 927},
+            begin_ns=23100,
+            code_ps={16: 1381, 32: 3408, 48: 1765, 64: 1610, 80: 1610, 112: 2755, 224: 3747},
         ),
     ),
     ExpertLoop.BOXED: (
@@ -136,10 +142,11 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             product="UpcastMm<Products, cutlass::bfloat16_t, {epilogue}, kRowGroups>",
             epilogues=("UpcastGatedRows", "UpcastParts"),
             products=("WarpgroupProducts", "WarpgroupProducts"),
-            stages=_of(_DENSE + _SPARSE, {16: 7, 64: 6}),
-            row_groups={16: 2, 64: 4},
-            tile_ps={16: 225, 64: 305},
-            begin_ns=23500,
+            stages=_of(_DENSE, {16: 7, 32: 5, 64: 6}) | _of(_SPARSE, {16: 7, 64: 6}),
+            row_groups={16: 2, 32: 2, 64: 4},
+            tile_ps={16: 300, 32: 273, 64: 373},
+            alone_ps={16: 3170, 32: 2690, 64: 4850},
+            begin_ns=20500,
         ),
     ),
 }

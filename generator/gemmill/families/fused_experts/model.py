@@ -1,7 +1,7 @@
 """The analytic model that chooses a variant. Mirrors kernels/fused_experts/model.cpp.
 
 Each tile of an expert with rows reads the expert's weights once. The first of these reads comes from memory. A tile's
-step takes the time of its loads, which grow with its rows.
+step takes the time of its loads, which grow with its rows. Where tiles are few, a tile's steps alone take as long as a product.
 
 Where activations become codes, a tile's last warps code its rows, one row after another. A warp that codes stores no
 parts of tiles, which other tiles then wait for: so the time grows with all rows, too.
@@ -15,23 +15,22 @@ from typing import NamedTuple
 
 from gemmill.family import Row, ShapedCall
 
-_MEMORY = 4000.0
-"""Bytes that memory gives in a nanosecond."""
+_MEMORY, _APART_MEMORY = 4000.0, 3740.0
+"""Bytes that memory gives in a nanosecond, and to grouped GEMMs."""
 _STEP = 128
 """Columns along K of a step of streamed weights and of grouped GEMMs, and columns of the latter's tiles."""
 _STREAMED_ROWS, _STREAMED_TURN, _STREAMED_PARTS = 256, 2900.0, 1340.0
 """Rows of weights of a streamed tile; nanoseconds that a tile takes apart from its steps; bytes a nanosecond of float32 results, which
 are written and read."""
-_APART_TILES = ((64, 330.0), (128, 536.0))
+_APART_TILES = ((64, 340.0), (128, 550.0))
 """Of a grouped GEMM's tile: an expert's rows, and nanoseconds of a step of e4m3. Elements of 16 bits take twice as many."""
-_APART_LAUNCHES, _APART_MOVED = 21000.0, 2180.0
+_APART_LAUNCHES, _APART_MOVED = 17000.0, 2600.0
 """Nanoseconds of five launches of few rows, and bytes a nanosecond of launches that order, activate and sum rows."""
-_FEW_PAIRS, _FEW_TIMES = 48, 1.5
-"""Rows of all experts below which grouped GEMMs read weights that many times as slowly (H200, 2026-11-26, new random
-layers).
+_FEW_PAIRS, _FEW_TIMES = 48, 1.4
+"""Rows of all experts below which grouped GEMMs read weights that many times as slowly.
 
-Constants of streamed weights and of grouped GEMMs are fitted to 46 calls of nine layers, eight of them random (H200,
-2026-11-25).
+Constants of streamed weights are fitted to 46 calls of nine layers, eight of them random (H200, 2026-11-25), those of grouped GEMMs to
+171 calls of 29 layers (H200, 2026-11-26 to 2026-11-28; docs/notes/fused_experts.md).
 """
 
 _HELD, _WAITED_ROWS = 2048, 40.0
@@ -58,6 +57,8 @@ class RowFacts(NamedTuple):
     """Picoseconds in which a warp codes an element of the first product's results; 0 where these are no codes."""
     coders: int
     """Warps that code a tile's rows."""
+    alone_ps: int
+    """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -71,11 +72,14 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     active, tiles = _dealt(call, facts.tile_tokens)
     if facts.bits >= 8:
         tiles = active + float(pairs // facts.tile_tokens)
-    read = 3.0 * float(inner) * float(hidden) * float(facts.bits) / 8.0
-    memory = active * read / _MEMORY
-    working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
-    begin = float(facts.begin_ns) + _coding_ns(facts, pairs, inner, active)
-    return begin + max(memory, working) + 0.1 * min(memory, working)
+    taken = float(facts.begin_ns) + _coding_ns(facts, pairs, inner, active)
+    for rows, k in ((2 * inner, hidden), (hidden, inner)):
+        read = float(rows) * float(k) * float(facts.bits) / 8.0
+        memory = active * read / _MEMORY
+        working = tiles * read / 1024.0 * float(facts.tile_ps) / 1000.0 * 132.0 / float(sm_count)
+        alone = float(k) * float(facts.alone_ps) / 1000.0
+        taken += max(memory, working, alone) + 0.1 * min(memory, working)
+    return taken
 
 
 def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
@@ -124,7 +128,7 @@ def _product_ns(call: ShapedCall, n: int, k: int, sm_count: int, bits: int) -> f
         active, tiles = _dealt(call, rows)
         waves = math.ceil(tiles * float(-(-n // _STEP)) / float(sm_count))
         working = min(working, float(waves) * float(-(-k // _STEP)) * step_ns * float(bits) / 8.0)
-    memory = active * float(n) * float(k) * float(bits) / 8.0 / _MEMORY
+    memory = active * float(n) * float(k) * float(bits) / 8.0 / _APART_MEMORY
     if pairs < _FEW_PAIRS:
         memory *= _FEW_TIMES
     return max(working, memory) + 0.1 * min(working, memory)

@@ -59,6 +59,7 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
             streamed=int(config.streamed),
             code_ps=code_ps,
             coders=coders,
+            alone_ps=config.body.alone_ps.get(config.tile_tokens, 0) if isinstance(config, PackedExpertsConfig) else 0,
         ),
     )
 
