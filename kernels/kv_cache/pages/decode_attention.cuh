@@ -31,10 +31,10 @@ namespace gemmill::kv_cache {
 
 constexpr int kManySlices = 32;  // that are fixed, from which on eight warps add those of a row
 
-// The tile's queries in the rotated basis as f16, [rows][d]: a warp takes a row at a time.
-template <class Element, class Shape>
+// The tile's queries in the rotated basis as f16, [rows][d], each element at its place of a row: a warp takes a row at a time.
+template <class Element, class Shape, class PlaceOf>
 __device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim, Shape::kValueDim> const& params, Place const& at,
-                                               __half* queries) {
+                                               __half* queries, PlaceOf const& place_of) {
   constexpr int kHeadDim = Shape::kHeadDim, kOwn = kHeadDim / 32;
   auto const& args = params.args;
   int const lane = threadIdx.x % 32;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim, Sha
       hadamard_of_warp<kHeadDim>(y);
     }
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) queries[row * kHeadDim + 32 * i + lane] = to_element<__half>(y[i]);
+    for (int i = 0; i < kOwn; ++i) queries[row * kHeadDim + place_of(32 * i + lane, row)] = to_element<__half>(y[i]);
   }
 }
 
@@ -193,9 +193,10 @@ __device__ __forceinline__ void consume(DecodeParams<Shape::kHeadDim, Shape::kVa
   uint2 q[Shape::kRowTiles][Shape::kKeySteps];
 #pragma unroll
   for (int r = 0; r < Shape::kRowTiles; ++r) {
-    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim + shares.share * Shape::kKeyShareDim;
+    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + (8 * r + g) * Shape::kHeadDim;
+    int const own = shares.share * Shape::kKeyShareDim + Shape::kKeyShareDim / 4 * t;
 #pragma unroll
-    for (int step = 0; step < Shape::kKeySteps; ++step) q[r][step] = reinterpret_cast<uint2 const*>(row + Shape::kKeyShareDim / 4 * t)[step];
+    for (int step = 0; step < Shape::kKeySteps; ++step) q[r][step] = *reinterpret_cast<uint2 const*>(row + QueryPlaces<Shape::kHeadDim>()(own + 4 * step, g));
   }
   Seen<Shape> const seen(params, at.first_row, at.length, t);
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + 4 * lane, value_pairs = key_pairs + (Shape::kIsStepped ? 0 : 128);
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
   if constexpr (kByGroup) leave_empty_slices(params, dealt, run, Shape::kRows);
-  rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries), QueryPlaces<Shape::kHeadDim>());
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   if constexpr (kByGroup) {
     if (run.first_slice < run.end_slice) consume<Shape, true>(params, running, at, run, shared, full, empty);

@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attend_rows(__grid_constan
     return;
   }
   take_registers<Shape::kConsumerRegisters>();
-  rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries));
+  rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries), [](int element, int) { return element; });
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   PrefillRunning<Shape> running;
   attend_stages<Shape>(params, at, shared, barriers, running);

@@ -13,6 +13,16 @@ namespace gemmill::kv_cache {
 // Of rows 0 to 7, and 8 behind it of rows 8 to 15.
 __device__ __forceinline__ int token_of(int row) { return row % 2 == 0 ? row / 2 : 4 + (row / 2 ^ 1); }
 
+// Where an element of a row of queries lies in shared memory. Rows begin in one bank, and 16 lanes of four rows load four elements each at a
+// time: a swizzle keeps them apart. `kUnit` are a lane's elements that follow one another: four, or a quarter of the row.
+template <int kUnit>
+struct QueryPlaces {
+  __device__ __forceinline__ int operator()(int element, int row) const {
+    int const own = row % 4;
+    return kUnit == 4 ? element ^ own << 4 : element ^ own << 2 ^ (element / 64 % 2) << 4;
+  }
+};
+
 // One consumer warp's running softmax and sums, of rows 8 r + 2 t and 8 r + 2 t + 1.
 template <class Shape>
 struct Running {

@@ -18,7 +18,7 @@
 
 namespace gemmill::kv_cache {
 
-// Queries of the block's heads in the keys' basis as f16, [heads][rows][parts][d]: a warp takes a row at a time.
+// Queries of the block's heads in the keys' basis as f16, [heads][rows][d], each element at its place of a row: a warp takes a row at a time.
 template <class Element, class Shape>
 __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& params, SlotPlace const& at, __half* queries) {
   using Keys = typename Shape::Keys;
@@ -26,30 +26,33 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
   auto const& args = params.args;
   int const lane = threadIdx.x % 32, count = params.heads * Shape::kRows, last = static_cast<int>(args.rows * params.group);
   int const first_row = static_cast<int>(at.first_row());
-  auto const exists = [&](int i) { return i < count && first_row + i / params.heads < last; };
-  auto const load = [&](float(&x)[kOwn], int i) {  // heads in turn, so that rows that there are come first
-    int const flat = first_row + i / params.heads, kv_head = at.first_head + i % params.heads;
+  int const shift = __ffs(params.heads) - 1;  // heads in turn, so that rows that there are come first
+  auto const row_of = [&](int i) { return i >> shift; };
+  auto const head_of = [&](int i) { return i & (params.heads - 1); };
+  auto const exists = [&](int i) { return i < count && first_row + row_of(i) < last; };
+  auto const load = [&](float(&x)[kOwn], int i) {
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) x[k] = 0.0f;
     if (!exists(i)) return;
-    Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
-                                flat / params.group * args.q_row_stride +
-                                static_cast<int64_t>(kv_head * params.group + flat % params.group) * args.q_head_stride + lane;
+    int const flat = first_row + row_of(i), row = args.rows == 1 ? 0 : flat / params.group;
+    int const head = (at.first_head + head_of(i)) * params.group + flat - row * params.group;
+    Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride + row * args.q_row_stride +
+                                head * args.q_head_stride + lane;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
   };
   float ahead[kOwn];
   load(ahead, threadIdx.x / 32);
   for (int i = threadIdx.x / 32; i < count; i += kSlotConsumers) {
-    float x[kOwn], y[kOwn];
+    float y[kOwn];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = y[k] = ahead[k];
+    for (int k = 0; k < kOwn; ++k) y[k] = ahead[k];
     load(ahead, i + kSlotConsumers);
-    __half* const to = queries + (i % params.heads * Shape::kRows + i / params.heads) * Keys::kParts * kHeadDim + lane;
     bool const turns = Keys::kRotation != kNone && args.seed >= 0;
     if (turns && exists(i)) turn<kHeadDim>(y, Keys::kRotation, params.signs);
+    __half* const to = queries + (head_of(i) * Shape::kRows + row_of(i)) * kHeadDim;
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) to[32 * k] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
+    for (int k = 0; k < kOwn; ++k) to[QueryPlaces<Keys::kQueryUnit>()(32 * k + lane, row_of(i))] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
   }
 }
 
@@ -213,14 +216,18 @@ __device__ __forceinline__ void consume_slots(SlotParams<Shape> const& params, R
   SlotQuery<Shape::kHeadDim> q[Keys::kParts];
 #pragma unroll
   for (int part = 0; part < Keys::kParts; ++part) {
-    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) +
-                              ((head * Shape::kRows + g) * Keys::kParts + part) * Shape::kHeadDim + shares.share * Shape::kShareDim;
+    __half const* const row = reinterpret_cast<__half const*>(shared + Shape::kQueries) + ((head * Shape::kRows + g) * Keys::kParts + part) * Shape::kHeadDim;
+    int const share = shares.share * Shape::kShareDim;
 #pragma unroll
     for (int step = 0; step < Shape::kSteps; ++step) {
-      uint16_t bits[4];
+      if constexpr (Keys::kParts == 1) {
+        q[part][step] = *reinterpret_cast<uint2 const*>(row + QueryPlaces<Keys::kQueryUnit>()(share + Keys::element(part, t, step, 0), g));
+      } else {
+        uint16_t bits[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) memcpy(&bits[i], row + Keys::element(part, t, step, i), sizeof bits[i]);
-      q[part][step] = make_uint2(bits[0] | static_cast<uint32_t>(bits[1]) << 16, bits[2] | static_cast<uint32_t>(bits[3]) << 16);
+        for (int i = 0; i < 4; ++i) memcpy(&bits[i], row + share + Keys::element(part, t, step, i), sizeof bits[i]);
+        q[part][step] = make_uint2(bits[0] | static_cast<uint32_t>(bits[1]) << 16, bits[2] | static_cast<uint32_t>(bits[3]) << 16);
+      }
     }
   }
   uint32_t const key_pairs = shared_address(shared + Shape::kTable) + (Shape::kHasFours ? lane % 16 * 8 : lane * 4), value_pairs = key_pairs + 128;

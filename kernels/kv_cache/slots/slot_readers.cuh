@@ -1,6 +1,7 @@
 // Products of a format's keys and values, for 16 tokens by a warp: lane 4 g + t has rows g and g + 8 of the tensor core's tiles.
 //
-// A reader of keys says which element of a query stands at which summed place, makes raw scores of the warp's share of the elements and
+// A reader of keys says which element of a query stands at which summed place and how many follow one another (`kQueryUnit`, of one part
+// alone), makes raw scores of the warp's share of the elements and
 // then the keys' factors; one of values adds weights times values, and says which element a lane's sums are of. Elements have numbers
 // within the share.
 #pragma once
@@ -33,6 +34,7 @@ struct CentroidKeys {
   static constexpr int kParts = 1, kRotation = kIsUnit ? kHadamardOnly : kHadamardOfSigns, kAlignment = 2;
   static constexpr bool kHasSquares = kIsUnit;
   using Codes = LaneCodes<kBits, 4, kShare>;
+  static constexpr int kQueryUnit = Codes::kUnit;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
 
@@ -120,6 +122,7 @@ template <int kHeadDim>
 struct E4m3Keys {
   static constexpr int kDim = kHeadDim, kTableBits = 0, kBytes = kHeadDim, kParts = 1, kRotation = kNone, kAlignment = 4;
   static constexpr bool kHasSquares = false;
+  static constexpr int kQueryUnit = 4;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return 4 * (4 * step + t) + i; }
 
@@ -161,6 +164,7 @@ struct E2m1Keys {
   static constexpr int kTableBits = 4, kCodeBytes = kHeadDim / 2, kBytes = kCodeBytes + kHeadDim / kE2m1Group;
   static constexpr int kParts = 1, kRotation = kHadamardOnly, kAlignment = 2;
   static constexpr bool kHasSquares = false;
+  static constexpr int kQueryUnit = Codes::kUnit;
 
   static __device__ __forceinline__ int element(int, int t, int step, int i) { return Codes::element(t, 4 * step + i); }
 
