@@ -24,6 +24,14 @@ inline int64_t parts_of(int64_t batch, int64_t blocks_of_part, int64_t stages, i
   return std::min(2 * batch <= wave ? wave : batch + wave - 1, batch * std::max<int64_t>(most, 1));
 }
 
+// How many of these parts each sequence has whatever its length, 0 where lengths are dealt out. That takes a block longer than `most_stages`
+// stages at a time, so where all sequences have room for parts of no more, in a round of the device, each has as many as the longest.
+inline int64_t even_parts_of(int64_t batch, int64_t parts, int64_t blocks_of_part, int64_t stages, int64_t capacity, int64_t most_stages) {
+  if (batch == 1 || parts == batch) return parts / batch;
+  int64_t const most = std::min(std::min(parts, capacity / blocks_of_part) / batch, stages);
+  return most * most_stages >= stages ? most : 0;
+}
+
 // Slices of a tile, the blocks that share them in runs, and the fewest stages of a slice. Slices and `least` decide the order of a
 // sequence's sums, so they follow from a variant alone where it fixes them. The number of blocks decides nothing but time.
 struct Deal {

@@ -290,25 +290,32 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   // Beyond a round a block may have nothing to do: then it ends before it makes a table.
   bool const is_late = blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
   if (!produces && !is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
+  bool const is_even = params.by_length.even_parts > 0;
+  DealtPart dealt;
+  if (is_even) dealt = even_part(params.by_length);
   wait_for_predecessor();
 
   constexpr int kTakers = kByGroup ? Shape::kGroups : 1;
-  DealtPart const dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kEnd));
+  if (!is_even) dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kEnd));
   if (!dealt.exists) return;
   if (!produces && is_late) make_table<Shape>(params.centroids, shared + Shape::kTable);
   if (kByGroup && threadIdx.x == 0) *reinterpret_cast<TileSums*>(shared + Shape::kTileSums) = TileSums(params, dealt.batch, Shape::kRows);
   Place const at(params, Shape::kRows, dealt);
   Running<Shape> running;
   int const group = produces ? warp - Shape::kConsumerWarps : warp / Shape::kGroupWarps;
-  Run const run = at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? static_cast<int>(kLeastStages) : 1, kByGroup ? group : 0);
+  auto const run_of_group = [&] {
+    return at.run<kTakers>(params.args, dealt, kByGroup ? params.slices : dealt.parts, kByGroup ? static_cast<int>(kLeastStages) : 1, kByGroup ? group : 0);
+  };
   if (produces) {
     if constexpr (Shape::kGivesRegisters) leave_registers<Shape::kProducerRegisters>();
-    if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run, shared, full, empty);
+    if (group < Shape::kGroups) produce<Shape, kByGroup>(params.args, at, run_of_group(), shared, full, empty);
     return;
   }
   if constexpr (Shape::kGivesRegisters) take_registers<Shape::kConsumerRegisters>();
-  if constexpr (kByGroup) leave_empty_slices(params, dealt, run, Shape::kRows);
+  // Before the run, which waits for the length.
   rotate_queries<Element, Shape>(params, at, reinterpret_cast<__half*>(shared + Shape::kQueries), QueryPlaces<Shape::kHeadDim>());
+  Run const run = run_of_group();
+  if constexpr (kByGroup) leave_empty_slices(params, dealt, run, Shape::kRows);
   sync_threads(kConsumerBarrier, 32 * Shape::kConsumerWarps);
   if constexpr (kByGroup) {
     if (run.first_slice < run.end_slice) consume<Shape, true>(params, running, at, run, shared, full, empty);
@@ -327,12 +334,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // Host code: launches.
 
+constexpr int64_t kEvenStages = 4;  // that a block's groups take at a time, in place of a deal by lengths
+
 // The parts of a launch.
 struct DecodePlan {
   int64_t tiles;  // of rows, of one KV head and sequence
   int64_t all_tiles;
   int64_t slices;                 // of a tile
   int64_t blocks_of_part, parts;  // of all sequences, at most, where lengths deal tokens out
+  int64_t even_parts = 0;         // of each sequence, where they do not
   bool is_fixed;                  // each tile has `slices` then; else each part is one
 
   DecodePlan(gemmill_kv_attention_args const& args, gemmill_launch const& how, int tile_rows) {
@@ -344,6 +354,9 @@ struct DecodePlan {
     slices = slices_of(all_tiles, stages, how.sm_count, args.half_waves, args.slices);
     blocks_of_part = args.kv_heads * tiles, is_fixed = args.slices > 1;
     parts = parts_of(args.batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
+    if (all_tiles == 0) return;
+    if (args.batch == 1 || !is_fixed) even_parts = even_parts_of(args.batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, kEvenStages);
+    if (even_parts > 0) parts = args.batch * even_parts;
   }
   int64_t blocks() const { return parts * blocks_of_part; }
   // Sums of slices, each of a tile's rows.
@@ -378,8 +391,9 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   auto const signs = signs_of<kHeadDim>(static_cast<uint64_t>(args.seed));
   int const group = static_cast<int>(args.heads / args.kv_heads), slices = static_cast<int>(plan.slices);
   int const tiles = static_cast<int>(plan.tiles);
-  LengthDeal const by_length{plan.is_fixed ? nullptr : reinterpret_cast<int2*>(partial.max_sum + sums), static_cast<int>(plan.parts),
-                             static_cast<int>(plan.blocks_of_part), how.sm_count};
+  bool const is_dealt = !plan.is_fixed && plan.even_parts == 0;
+  LengthDeal const by_length{is_dealt ? reinterpret_cast<int2*>(partial.max_sum + sums) : nullptr, static_cast<int>(plan.parts),
+                             static_cast<int>(plan.even_parts), static_cast<int>(plan.blocks_of_part), how.sm_count};
   DecodeParams<kHeadDim, kValueDim> params{args, partial, signs, centroids, tiles, slices, group, args.scale * kLog2E, 0.0f, by_length};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   void* to_attend[] = {&params};
@@ -396,8 +410,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   ResultParams<kValueDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads,
                                        args.out_stride, value_signs, args.seed >= 0 && args.rotated_out == 0, nullptr};
   int64_t const most = plan.is_fixed ? slices : plan.parts - args.batch + 1;  // of a sequence
-  int const own_slices = plan.is_fixed ? slices : static_cast<int>(plan.parts);  // of one sequence alone
-  CombineParams<kValueDim> combining{result, partial, tiles, own_slices, Shape::kRows, group, by_length.of_sequence};
+  int const own_slices = plan.is_fixed ? slices : static_cast<int>(plan.even_parts);
+  CombineParams<kValueDim> combining{result, partial, tiles, own_slices, Shape::kRows, group, !plan.is_fixed, by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.

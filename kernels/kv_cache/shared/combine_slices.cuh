@@ -48,7 +48,8 @@ struct CombineParams {
   int slices;
   int tile_rows;
   int group;  // query heads of a KV head
-  int2 const* dealt = nullptr;  // [batch]: the first slice and how many there are, [slices, kv_heads, tiles, rows of a tile]; null: `slices` of each tile
+  bool are_parts = false;  // slices are [parts of all sequences, kv_heads, tiles, rows of a tile], `slices` of each sequence if `dealt` is null
+  int2 const* dealt = nullptr;  // [batch]: the number of a sequence's first part and how many there are
 };
 
 // Where a row's slices are.
@@ -61,8 +62,8 @@ struct RowSlices {
   __device__ __forceinline__ RowSlices(Params const& params, uint32_t tile, int64_t batch, int parts, int row) {
     int const rows = params.tile_rows;
     first = static_cast<int64_t>(tile) * parts * params.slices * rows + row, stride = rows, count = params.slices;
-    if (params.dealt == nullptr) return;
-    int2 const own = params.result.batch == 1 ? make_int2(0, params.slices) : params.dealt[batch];
+    if (!params.are_parts) return;
+    int2 const own = params.dealt == nullptr ? make_int2(static_cast<int>(batch) * params.slices, params.slices) : params.dealt[batch];
     uint32_t const tiles = static_cast<uint32_t>(params.result.kv_heads) * params.tiles;
     count = own.y, stride = static_cast<int64_t>(tiles) * rows, first = own.x * stride + static_cast<int64_t>(tile % tiles) * rows + row;
   }
@@ -135,15 +136,34 @@ __device__ __forceinline__ void finish_row(ResultParams<kHeadDim> const& result,
   }
 }
 
-// Adds a row's slices in their order, `stride` rows apart. Lanes hold the states of 32 slices at a time.
-template <int kHeadDim>
+// How many slices' sums a warp loads at once, a power of two, of those for which a thread has registers.
+constexpr int rounds_of_slices(int most) {
+  int found = 2;
+  while (found < 16 && 2 * found <= most) found *= 2;
+  return found;
+}
+
+// Adds a row's slices in their order, `stride` rows apart. Lanes hold the states of 32 slices at a time, and sums of `kRound` slices are under
+// way at once, the first of them together with the states.
+template <int kHeadDim, int kRound>
 __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int64_t first, int slices, int64_t stride, RowState& state,
                                            float (&y)[kHeadDim / 32]) {
   constexpr int kOwn = kHeadDim / 32;
+  static_assert(32 % kRound == 0, "Rounds of 32 slices are whole.");
   int const lane = threadIdx.x % 32;
+  float loaded[kRound][kOwn];
+  auto const load = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) {
+      float const* const out = partial.out + (first + (from + i) * stride) * kHeadDim + lane;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) loaded[i][j] = from + i < slices ? out[32 * j] : 0.0f;
+    }
+  };
   for (int begin = 0; begin < slices; begin += 32) {
     bool const exists = begin + lane < slices;
     float2 const of_slice = exists ? partial.max_sum[first + (begin + lane) * stride] : make_float2(kNothing, 0.0f);
+    load(begin);
     float const before = state.largest;
     state.largest = fmaxf(state.largest, largest_of_warp(of_slice.x));
     float const shrink = exp2f(before - state.largest), own = exp2f(of_slice.x - state.largest);
@@ -151,23 +171,25 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) y[j] *= shrink;
     unsigned const filled = __ballot_sync(0xFFFFFFFFu, of_slice.y != 0.0f);
-    int const count = min(32, slices - begin);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) {
-      float const share = __shfl_sync(0xFFFFFFFFu, own, i);
-      bool const is_filled = (filled >> i & 1) != 0;
-      float const* const out = partial.out + (first + (begin + i) * stride) * kHeadDim + lane;
+    int const end = min(32, slices - begin);
+    for (int from = 0;;) {
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) y[j] += share * (is_filled ? out[32 * j] : 0.0f);
+      for (int i = 0; i < kRound; ++i) {
+        float const share = __shfl_sync(0xFFFFFFFFu, own, from + i);
+        bool const is_filled = (filled >> (from + i) & 1) != 0;
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) y[j] += share * (is_filled ? loaded[i][j] : 0.0f);
+      }
+      if ((from += kRound) >= end) break;
+      load(begin + from);
     }
   }
 }
 
 // A warp takes a row: out = D H y / sqrt(d). Grid: rows of all tiles over four. With separate sums of signs, a tile has its slices twice.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
-  constexpr int kOwn = kHeadDim / 32;
-  wait_for_predecessor();
+__global__ void __launch_bounds__(kCombineThreads, 4) combine_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kRound = rounds_of_slices(64 / kOwn);
   ResultParams<kHeadDim> const& result = params.result;
   int const rows = params.tile_rows, parts = result.projection == nullptr ? 1 : 2;
   constexpr uint32_t kWarps = kCombineThreads / 32;
@@ -178,27 +200,27 @@ __global__ void __launch_bounds__(kCombineThreads, kHeadDim > 256 ? 4 : 8) combi
   int64_t const group = params.group, flat = static_cast<int64_t>(of_tile % tiles) * rows + row_of_tile;
   if (batch >= result.batch || flat >= result.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
+  wait_for_predecessor();
   RowSlices const slices(params, of_tile, batch, parts, row_of_tile);
   RowState state(result.sinks, head);
   float y[kOwn] = {}, signs[kOwn] = {};
   if (parts == 2) {
     RowState of_signs = state;
-    add_slices<kHeadDim>(params.partial, slices.first + slices.count * slices.stride, slices.count, slices.stride, of_signs, signs);
+    add_slices<kHeadDim, kRound>(params.partial, slices.first + slices.count * slices.stride, slices.count, slices.stride, of_signs, signs);
   }
-  add_slices<kHeadDim>(params.partial, slices.first, slices.count, slices.stride, state, y);
+  add_slices<kHeadDim, kRound>(params.partial, slices.first, slices.count, slices.stride, state, y);
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, signs);
 }
 
 // The same by a block a row, where slices are many: each warp adds its share of them, one after the other, and then the warps' sums are
-// added in their order. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers for eight loads under way: without
-// one it took 32 and spilled.
+// added in their order. Slices of one round are one warp's. Grid: rows of all tiles. A bound on blocks an SM gives the compiler registers
+// for a round under way: without one it took 32 and spilled.
 template <class Variant, class Element, int kHeadDim>
-__global__ void __launch_bounds__(kManyThreads, kHeadDim > 256 ? 2 : 4) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
-  constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32;
+__global__ void __launch_bounds__(kManyThreads, 2) combine_many_slices(__grid_constant__ CombineParams<kHeadDim> const params) {
+  constexpr int kOwn = kHeadDim / 32, kWarps = kManyThreads / 32, kRound = rounds_of_slices(64 / kOwn);
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared);
   float2* const states = reinterpret_cast<float2*>(sums + kWarps * kHeadDim);
-  wait_for_predecessor();
   ResultParams<kHeadDim> const& result = params.result;
   uint32_t const rows = params.tile_rows, tiles = params.tiles, heads = static_cast<uint32_t>(result.kv_heads);
   uint32_t const of_tile = blockIdx.x / rows, of_heads = of_tile / tiles;
@@ -207,24 +229,29 @@ __global__ void __launch_bounds__(kManyThreads, kHeadDim > 256 ? 2 : 4) combine_
   if (batch >= result.batch || flat >= result.rows * group) return;
   int64_t const row = flat / group, head = kv_head * group + flat % group;
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  wait_for_predecessor();
   RowSlices const slices(params, of_tile, batch, 1, static_cast<int>(blockIdx.x % rows));
-  int const share = (slices.count + kWarps - 1) / kWarps, begin = min(warp * share, slices.count);
+  bool const has_one = slices.count <= kRound;
+  if (has_one && warp > 0) return;
+  int const share = has_one ? slices.count : (slices.count + kWarps - 1) / kWarps, begin = min(warp * share, slices.count);
   RowState state(warp == 0 ? result.sinks : nullptr, head);
   float y[kOwn] = {}, none[kOwn] = {};
-  add_slices<kHeadDim>(params.partial, slices.first + begin * slices.stride, min(share, slices.count - begin), slices.stride, state, y);
+  add_slices<kHeadDim, kRound>(params.partial, slices.first + begin * slices.stride, min(share, slices.count - begin), slices.stride, state, y);
+  if (!has_one) {
 #pragma unroll
-  for (int j = 0; j < kOwn; ++j) sums[warp * kHeadDim + 32 * j + lane] = y[j];
-  if (lane == 0) states[warp] = make_float2(state.largest, state.sum);
-  __syncthreads();
-  if (warp > 0) return;
+    for (int j = 0; j < kOwn; ++j) sums[warp * kHeadDim + 32 * j + lane] = y[j];
+    if (lane == 0) states[warp] = make_float2(state.largest, state.sum);
+    __syncthreads();
+    if (warp > 0) return;
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) {
-    float const before = state.largest;
-    state.largest = fmaxf(before, states[w].x);
-    float const shrink = exp2f(before - state.largest), own = exp2f(states[w].x - state.largest);
-    state.sum = state.sum * shrink + own * states[w].y;
+    for (int w = 1; w < kWarps; ++w) {
+      float const before = state.largest;
+      state.largest = fmaxf(before, states[w].x);
+      float const shrink = exp2f(before - state.largest), own = exp2f(states[w].x - state.largest);
+      state.sum = state.sum * shrink + own * states[w].y;
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
+      for (int j = 0; j < kOwn; ++j) y[j] = y[j] * shrink + own * sums[w * kHeadDim + 32 * j + lane];
+    }
   }
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
 }

@@ -15,6 +15,7 @@ namespace gemmill::kv_cache {
 struct LengthDeal {
   int2* of_sequence;   // [batch]: the number of its first part and how many there are, for the second launch; null: it does not ask
   int parts;           // of all sequences, at most; each has one at least
+  int even_parts;      // of each sequence, whatever its length; 0 where lengths say
   int blocks_of_part;  // KV heads, or groups of them, times tiles of rows
   int capacity;        // blocks that the device holds at a time
 };
@@ -71,14 +72,19 @@ struct FixedParts {
 __device__ __forceinline__ unsigned sum_of_lanes(float whole) { return __reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(whole)); }
 __device__ __forceinline__ float most_of_lanes(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x))); }
 
-// The part of this block. `stages_of` tells those of a sequence; `tried` has `deal_bytes` of shared memory, free again at the end. All
+// The part of this block where each sequence has as many.
+__device__ __forceinline__ DealtPart even_part(LengthDeal const& deal) {
+  uint32_t const wanted = blockIdx.x / static_cast<uint32_t>(deal.blocks_of_part), parts = deal.even_parts;
+  return {static_cast<int>(wanted / parts), static_cast<int>(wanted % parts), static_cast<int>(parts), true};
+}
+
+// The part of this block where lengths say. `stages_of` tells those of a sequence; `tried` has `deal_bytes` of shared memory, free again at the end. All
 // threads of the block call it. A sequence's first block tells the second launch where its parts are.
 template <int kWarps, class Kind, class StagesOf>
 __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind const& kind, int batch, StagesOf const& stages_of, uint2* tried) {
   constexpr int kTried = tried_shares(kWarps), kOfWarp = kTried / kWarps;
   static_assert(kTried <= 32, "A lane reads one, and five bits of a time tell which.");
   int const wanted = static_cast<int>(blockIdx.x / static_cast<uint32_t>(deal.blocks_of_part));
-  if (batch == 1) return {0, wanted, deal.parts, true};
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   auto const kept = kind.own(lane < batch ? stages_of(lane) : 0.0f);  // of the first 32 sequences: a load each
   auto const own_of = [&](int first) { return first == 0 ? kept : kind.own(first + lane < batch ? stages_of(first + lane) : 0.0f); };

@@ -318,9 +318,12 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   // Beyond a round a block may have nothing to do: then it ends before it makes a table.
   bool const is_late = blockIdx.x >= static_cast<uint32_t>(params.by_length.capacity);
   if (!produces && !is_late) make();
+  bool const is_even = params.by_length.even_parts > 0;
+  DealtPart dealt;
+  if (is_even) dealt = even_part(params.by_length);
   wait_for_predecessor();
 
-  DealtPart const dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kRuns));
+  if (!is_even) dealt = part_of_block<Shape, kByGroup>(params, reinterpret_cast<uint2*>(shared + Shape::kRuns));
   if (!dealt.exists) return;
   if (!produces && is_late) make();
   if (produces) {
@@ -330,13 +333,13 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
   }
   take_registers<Shape::kConsumerRegisters>();
   SlotPlace const at(params, dealt.batch);
-  Run const run = at.template run<kByGroup>(params, dealt, threadIdx.x / (32 * kSlotGroupWarps));
-  if constexpr (kByGroup) leave_empty_slot_slices<Shape>(params, at, dealt, run);
   Running<Shape> running;
   typename Shape::Values values;
   __half* const queries = reinterpret_cast<__half*>(shared + Shape::kQueries);
   if constexpr (Shape::Keys::kParts == 2) copy_slot_queries<Shape>(params, at, queries);
   else load_slot_queries<Element, Shape>(params, at, queries);
+  Run const run = at.template run<kByGroup>(params, dealt, threadIdx.x / (32 * kSlotGroupWarps));  // waits for the length
+  if constexpr (kByGroup) leave_empty_slot_slices<Shape>(params, at, dealt, run);
   sync_threads(kConsumerBarrier, 32 * kSlotConsumers);
   if constexpr (kByGroup) {
     if (run.first_slice < run.end_slice) consume_slots<Shape, true>(params, running, values, at, run, shared, full, empty);
@@ -353,7 +356,7 @@ __global__ void __launch_bounds__(kSlotThreads, 1) attend_slots(__grid_constant_
 struct SlotPlan {
   int heads = 1;  // of a block
   int64_t group = 0, tiles = 0, all_tiles = 0, batch = 0;
-  int64_t blocks_of_part = 0, parts = 0;  // as decode_attention has them
+  int64_t blocks_of_part = 0, parts = 0, even_parts = 0;  // as decode_attention has them
   int64_t slices = 1;
   bool by_group = false, waits = false;
 
@@ -370,9 +373,11 @@ struct SlotPlan {
     slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices), by_group = args.slices > 1;
     batch = args.batch, blocks_of_part = args.kv_heads / heads * tiles;
     parts = parts_of(batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
+    if (batch == 1 || !by_group) even_parts = even_parts_of(batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, kSlotGroups);
+    if (even_parts > 0) parts = batch * even_parts;
   }
   // Gives each slice a block, whose sums take the memory of stages.
-  void share_nothing() { parts = batch * slices, waits = true; }
+  void share_nothing() { parts = batch * slices, even_parts = batch == 1 ? parts : 0, waits = true; }
   // Sums of slices, each of a tile's rows.
   int64_t sums() const { return kRowsOfTile * (by_group ? all_tiles * slices : parts * blocks_of_part * heads); }
   // Of sums, and behind them where each sequence has its slices.
@@ -455,8 +460,9 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if (params.stages < kSlotGroups) return cudaErrorInvalidValue;
   params.tiles = static_cast<int>(plan.tiles), params.slices = static_cast<int>(plan.slices), params.group = static_cast<int>(plan.group);
   params.waits = plan.waits, params.scale = args.scale * kLog2E;
-  params.by_length = LengthDeal{plan.by_group ? nullptr : reinterpret_cast<int2*>(params.partial.max_sum + plan.sums()), static_cast<int>(plan.parts),
-                                static_cast<int>(plan.blocks_of_part), how.sm_count};
+  bool const is_dealt = !plan.by_group && plan.even_parts == 0;
+  params.by_length = LengthDeal{is_dealt ? reinterpret_cast<int2*>(params.partial.max_sum + plan.sums()) : nullptr, static_cast<int>(plan.parts),
+                                static_cast<int>(plan.even_parts), static_cast<int>(plan.blocks_of_part), how.sm_count};
   if (args.softcap > 0.0f) params.cap = args.softcap * kLog2E, params.scale = 2.0f * params.scale / args.softcap;
   params.reach = args.window > 0 ? static_cast<int>(std::min(args.window, int64_t{INT32_MAX})) : INT32_MAX;
   params.unseen = args.causal != 0 ? static_cast<int>(args.rows - 1) : 0;
@@ -476,7 +482,7 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
   if (error != 0) return error;
   ResultParams<kHeadDim> const result{args.out, args.lse, args.sinks, args.batch, args.rows, args.heads, args.kv_heads, args.out_stride,
                                       own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
-  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, plan.by_group ? params.slices : params.by_length.parts, Shape::kRows, params.group, params.by_length.of_sequence};
+  CombineParams<kHeadDim> combining{result, params.partial, params.tiles, plan.by_group ? params.slices : params.by_length.even_parts, Shape::kRows, params.group, !plan.by_group, params.by_length.of_sequence};
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   constexpr int kCombineBytes = kManyThreads / 32 * (kHeadDim + 2) * 4;
