@@ -26,6 +26,9 @@ struct DealtPart {
   bool exists;
 };
 
+constexpr int kPartSizes = 4;
+constexpr float kTail = 0.3f;  // of the longest part, by which the last blocks end apart
+
 constexpr int tried_shares(int warps) { return warps < 16 ? 2 * warps : warps; }
 constexpr int deal_bytes(int warps) { return tried_shares(warps) * 8; }
 
@@ -112,7 +115,7 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
     }
     // A round takes as long as its longest block; of several all blocks share the device, and the last ones end apart.
     float const blocks = static_cast<float>(parts) * blocks_of_part, rounds = __fdividef(blocks * kind.start + work * blocks_of_part, capacity);
-    float const time = blocks <= capacity ? kind.start + most : rounds + 0.5f * most;
+    float const time = blocks <= capacity ? kind.start + most : rounds + kTail * most;
     bool const fits = parts <= static_cast<unsigned>(deal.parts);
     if (lane == 0) tried[which] = make_uint2(fits ? __float_as_uint(time) & ~31u | which : 0xFFFFFFFFu, __float_as_uint(inverse));
   }
@@ -120,25 +123,32 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
   unsigned const best = __reduce_min_sync(0xFFFFFFFFu, lane < kTried ? tried[lane].x : 0xFFFFFFFFu);
   float const of_share = __uint_as_float(tried[best % 32].y);
   __syncthreads();
+  // Long parts first, so that short ones fill a last round: of more than half a share, a quarter, an eighth, and others.
   int before = 0;
-  for (int first = 0; first < batch; first += 32) {
-    int const own = first + lane < batch ? static_cast<int>(kind.of(own_of(first), of_share)) : 0;
-    int end = own;
+  for (int size = 0; size < kPartSizes; ++size) {
+    for (int first = 0; first < batch; first += 32) {
+      auto const sequence = own_of(first);
+      float const of_own = kind.of(sequence, of_share), of_whole = kind.time(sequence, of_own) * of_share;
+      int const own_size = (of_whole <= 0.5f) + (of_whole <= 0.25f) + (of_whole <= 0.125f);
+      int const own = first + lane < batch && own_size == size ? static_cast<int>(of_own) : 0;
+      int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(own)));
+      if (before + all <= wanted) {
+        before += all;
+        continue;
+      }
+      int end = own;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      int const other = __shfl_up_sync(0xFFFFFFFFu, end, distance);
-      if (lane >= distance) end += other;
-    }
-    unsigned const reached = __ballot_sync(0xFFFFFFFFu, before + end > wanted);
-    if (reached != 0) {
-      int const from = __ffs(reached) - 1, parts = __shfl_sync(0xFFFFFFFFu, own, from);
+      for (int distance = 1; distance < 32; distance *= 2) {
+        int const other = __shfl_up_sync(0xFFFFFFFFu, end, distance);
+        if (lane >= distance) end += other;
+      }
+      int const from = __ffs(__ballot_sync(0xFFFFFFFFu, before + end > wanted)) - 1, parts = __shfl_sync(0xFFFFFFFFu, own, from);
       int const begin = before + __shfl_sync(0xFFFFFFFFu, end, from) - parts;
       DealtPart const found{first + from, wanted - begin, parts, true};
       bool const is_first = found.part == 0 && threadIdx.x == 0 && blockIdx.x % static_cast<uint32_t>(deal.blocks_of_part) == 0;
       if (is_first && deal.of_sequence != nullptr) deal.of_sequence[found.batch] = make_int2(begin, parts);
       return found;
     }
-    before += __shfl_sync(0xFFFFFFFFu, end, 31);
   }
   return {0, 0, 1, false};
 }

@@ -195,17 +195,30 @@ def test_adds_many_slices_of_long_vectors(kernels: ctypes.CDLL) -> None:
     assert_right(kernels, "decode_bf16_d512_k4v4", case, sm_count=40)
 
 
+def _dealt(kernels: ctypes.CDLL, lengths: tuple[int, ...], sm_count: int) -> tuple[Tensor, Tensor]:
+    """Of each sequence of a right call, the number of its first slice and how many it has; together they are all slices."""
+    case = DecodeCase(lengths=lengths, heads=2, kv_heads=1, page=16, dtype=DType.F16)
+    given, kept = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True)), []
+    assert not report(parts(case.schema.name, *launched(kernels, SMALL, given, sm_count=sm_count, kept=kept)))
+    first, slices = kept[0][-8 * len(lengths) :].view(torch.int32).view(-1, 2).unbind(1)
+    in_turn = first.argsort()
+    assert torch.equal(first[in_turn][1:], slices[in_turn].cumsum(0, dtype=torch.int32)[:-1]) and int(first.min()) == 0
+    return first, slices
+
+
 def test_lengths_on_the_device_deal_tokens_out(kernels: ctypes.CDLL) -> None:
     """Of 40 sequences, more than a warp has lanes, two are long: these have the slices that the others leave, of about a length."""
     lengths = (1, 1300, *[17, 0, 64] * 12, 3, 700)
-    case = DecodeCase(lengths=lengths, heads=2, kv_heads=1, page=16, dtype=DType.F16)
-    given, kept = dict(zip(case.schema.arguments, case.arguments("cpu"), strict=True)), []
-    assert not report(parts(case.schema.name, *launched(kernels, SMALL, given, sm_count=60, kept=kept)))
-    first, slices = kept[0][-8 * len(lengths) :].view(torch.int32).view(-1, 2).unbind(1)
-    assert torch.equal(first[1:], slices.cumsum(0, dtype=torch.int32)[:-1]) and not first[0]
+    _, slices = _dealt(kernels, lengths, sm_count=60)
     assert int(slices.sum()) <= parts_of(len(lengths), 1, 21, 60, 2) and int(slices.sum()) <= 60, "one round"
     long = slices[[1, -1]].tolist()
     assert long[0] > long[1] > 3 and slices.sum() - sum(long) == len(lengths) - 2
+
+
+def test_long_slices_come_first(kernels: ctypes.CDLL) -> None:
+    """Short ones fill the last round."""
+    first, _ = _dealt(kernels, (17, 1300, 3, 700), sm_count=6)
+    assert first.argsort().tolist() == [1, 3, 0, 2]
 
 
 DEALT: dict[str, dict[str, Any]] = {
