@@ -415,7 +415,8 @@ int32_t attend_and_combine(gemmill_kv_attention_args const& args, gemmill_launch
   void* to_combine[] = {&combining};
   int64_t const rows = plan.all_tiles * Shape::kRows;
   // Eight warps add a row's slices where those are many, or long.
-  if (args.slices >= kManySlices || (kValueDim > 256 && most > kManyThreads / 32)) {
+  bool const are_many = !plan.is_fixed && adds_by_block(args.batch * args.rows * args.heads, most, how.sm_count);
+  if (args.slices >= kManySlices || are_many || (kValueDim > 256 && most > kManyThreads / 32)) {
     LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kValueDim + 2) * 4};
     return launch_kernel<combine_many_slices<Variant, Element, kValueDim>>(combines, how, to_combine);
   }

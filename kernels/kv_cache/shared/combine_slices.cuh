@@ -256,4 +256,7 @@ __global__ void __launch_bounds__(kManyThreads, 2) combine_many_slices(__grid_co
   finish_row<Element, kHeadDim>(result, batch, row, head, state, y, none);
 }
 
+// Host code: whether eight warps add a row's slices: where those may be more than a warp loads at once, and a round of the device has all rows.
+inline bool adds_by_block(int64_t rows, int64_t slices, int sm_count) { return slices > 16 && rows <= 2 * static_cast<int64_t>(sm_count); }
+
 }  // namespace gemmill::kv_cache

@@ -7,7 +7,7 @@
 // memory would meet in shared memory's banks or a token has more heads than a block takes. Copies begin and end at multiples of 16 bytes,
 // so they may read up to 15 bytes more than needed, never beyond the 16 bytes of the first or last needed one.
 //
-// Slices write sums in the values' basis; combine_many_slices adds them in their order, rotates back and rounds. Nothing beyond a length
+// Slices write sums in the values' basis; combine_slices or combine_many_slices adds them in their order, rotates back and rounds. Nothing beyond a length
 // counts, and the kernel reads no page that the cache has not.
 #pragma once
 
@@ -484,10 +484,13 @@ int32_t attend_in_slots(gemmill_kv_packed_attention_args const& args, gemmill_la
                                       own, Shape::Values::kIsRotated && args.seed >= 0 && args.rotated_out == 0, nullptr};
   CombineParams<kHeadDim> combining{result, params.partial, params.tiles, plan.by_group ? params.slices : params.by_length.even_parts, Shape::kRows, params.group, !plan.by_group, params.by_length.of_sequence};
   void* to_combine[] = {&combining};
-  int64_t const rows = plan.all_tiles * Shape::kRows;
-  constexpr int kCombineBytes = kManyThreads / 32 * (kHeadDim + 2) * 4;
-  LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kCombineBytes};
-  return launch_kernel<combine_many_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
+  int64_t const rows = plan.all_tiles * Shape::kRows, most = plan.parts - plan.batch + 1;  // slices of a sequence
+  if (plan.by_group || adds_by_block(args.batch * args.rows * args.heads, most, how.sm_count)) {
+    LaunchShape const combines{dim3(static_cast<unsigned>(rows)), dim3(kManyThreads), dim3(1), kManyThreads / 32 * (kHeadDim + 2) * 4};
+    return launch_kernel<combine_many_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
+  }
+  LaunchShape const combines{dim3(static_cast<unsigned>(rows / (kCombineThreads / 32))), dim3(kCombineThreads), dim3(1), 0};
+  return launch_kernel<combine_slices<Variant, Element, kHeadDim>>(combines, how, to_combine);
 }
 
 }  // namespace gemmill::kv_cache
