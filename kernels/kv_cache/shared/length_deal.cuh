@@ -27,7 +27,7 @@ struct DealtPart {
 };
 
 constexpr int kPartSizes = 4;
-constexpr float kTail = 0.3f;  // of the longest part, by which the last blocks end apart
+constexpr float kTail = 0.2f;  // of the longest part, by which the last blocks end apart
 
 constexpr int tried_shares(int warps) { return warps < 16 ? 2 * warps : warps; }
 constexpr int deal_bytes(int warps) { return tried_shares(warps) * 8; }
@@ -47,7 +47,7 @@ struct FreeParts {
   };
   __device__ __forceinline__ Own own(float stages) const { return {stages}; }
   __device__ __forceinline__ float of(Own const& x, float of_share) const { return fmaxf(ceilf(x.stages * of_share), 1.0f); }
-  __device__ __forceinline__ float time(Own const& x, float parts) const { return __fdividef(x.stages, parts); }
+  __device__ __forceinline__ float time(Own const& x, float parts) const { return whole_quotient(x.stages, parts); }
 };
 
 // A part is a run of slices of each of `groups` groups of warps; a sequence has `slices`, of `least` stages at least (slices.h).
@@ -115,7 +115,7 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
     }
     // A round takes as long as its longest block; of several all blocks share the device, and the last ones end apart.
     float const blocks = static_cast<float>(parts) * blocks_of_part, rounds = __fdividef(blocks * kind.start + work * blocks_of_part, capacity);
-    float const time = blocks <= capacity ? kind.start + most : rounds + kTail * most;
+    float const time = blocks <= capacity ? kind.start + most : fmaxf(rounds + kTail * most, kind.start + most);
     bool const fits = parts <= static_cast<unsigned>(deal.parts);
     if (lane == 0) tried[which] = make_uint2(fits ? __float_as_uint(time) & ~31u | which : 0xFFFFFFFFu, __float_as_uint(inverse));
   }
