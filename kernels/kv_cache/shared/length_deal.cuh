@@ -27,7 +27,9 @@ struct DealtPart {
 };
 
 constexpr int kPartSizes = 4;
-constexpr float kTail = 0.2f;  // of the longest part, by which the last blocks end apart
+constexpr float kTail = 0.1f;  // of the longest part, by which the last blocks end apart
+// By the time of a part over a share: more than half, a quarter, an eighth, or less.
+__device__ __forceinline__ int part_size(float of_share) { return (of_share <= 0.5f) + (of_share <= 0.25f) + (of_share <= 0.125f); }
 
 constexpr int tried_shares(int warps) { return warps < 16 ? 2 * warps : warps; }
 constexpr int deal_bytes(int warps) { return tried_shares(warps) * 8; }
@@ -105,17 +107,22 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
 #pragma unroll
   for (int which = warp * kOfWarp; which < (warp + 1) * kOfWarp; ++which) {
     float const inverse = inverse_of(which == kTried - 1 ? longest : least * exp2f(step * static_cast<float>(which)));
-    unsigned parts = 0;
-    float most = 0.0f;
+    unsigned parts = 0, long_parts = 0;
+    float most = 0.0f, long_work = 0.0f;
     for (int first = 0; first < batch; first += 32) {
       auto const own = own_of(first);
-      float const of_own = kind.of(own, inverse);
-      bool const exists = first + lane < batch;
-      parts += sum_of_lanes(exists ? of_own : 0.0f), most = fmaxf(most, most_of_lanes(exists ? kind.time(own, of_own) : 0.0f));
+      float const of_own = kind.of(own, inverse), of_part = kind.time(own, of_own);
+      bool const exists = first + lane < batch, is_long = exists && part_size(of_part * inverse) == 0;
+      parts += sum_of_lanes(exists ? of_own : 0.0f), most = fmaxf(most, most_of_lanes(exists ? of_part : 0.0f));
+      long_parts += sum_of_lanes(is_long ? of_own : 0.0f), long_work += static_cast<float>(sum_of_lanes(is_long ? own.work(kind) : 0.0f));
     }
-    // A round takes as long as its longest block; of several all blocks share the device, and the last ones end apart.
-    float const blocks = static_cast<float>(parts) * blocks_of_part, rounds = __fdividef(blocks * kind.start + work * blocks_of_part, capacity);
-    float const time = blocks <= capacity ? kind.start + most : fmaxf(rounds + kTail * most, kind.start + most);
+    // A round takes as long as its longest block. Of several, all blocks share the device and the last ones end apart; long ones, which come
+    // first, take whole rounds; and so do the shortest.
+    float const blocks = static_cast<float>(parts) * blocks_of_part, of_long = fmaxf(static_cast<float>(long_parts), 1.0f);
+    float const shared_time = __fdividef(blocks * kind.start + work * blocks_of_part, capacity) + kTail * most;
+    float const long_time = whole_quotient(of_long * blocks_of_part, capacity) * (kind.start + __fdividef(long_work, of_long));
+    float const short_time = whole_quotient(blocks, capacity) * (kind.start + 1.0f);
+    float const time = blocks <= capacity ? kind.start + most : fmaxf(fmaxf(shared_time, long_time), fmaxf(short_time, kind.start + most));
     bool const fits = parts <= static_cast<unsigned>(deal.parts);
     if (lane == 0) tried[which] = make_uint2(fits ? __float_as_uint(time) & ~31u | which : 0xFFFFFFFFu, __float_as_uint(inverse));
   }
@@ -123,14 +130,13 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
   unsigned const best = __reduce_min_sync(0xFFFFFFFFu, lane < kTried ? tried[lane].x : 0xFFFFFFFFu);
   float const of_share = __uint_as_float(tried[best % 32].y);
   __syncthreads();
-  // Long parts first, so that short ones fill a last round: of more than half a share, a quarter, an eighth, and others.
+  // Long parts first, so that short ones fill the last round.
   int before = 0;
   for (int size = 0; size < kPartSizes; ++size) {
     for (int first = 0; first < batch; first += 32) {
       auto const sequence = own_of(first);
-      float const of_own = kind.of(sequence, of_share), of_whole = kind.time(sequence, of_own) * of_share;
-      int const own_size = (of_whole <= 0.5f) + (of_whole <= 0.25f) + (of_whole <= 0.125f);
-      int const own = first + lane < batch && own_size == size ? static_cast<int>(of_own) : 0;
+      float const of_own = kind.of(sequence, of_share);
+      int const own = first + lane < batch && part_size(kind.time(sequence, of_own) * of_share) == size ? static_cast<int>(of_own) : 0;
       int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(own)));
       if (before + all <= wanted) {
         before += all;
