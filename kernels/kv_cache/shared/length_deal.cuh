@@ -3,7 +3,7 @@
 //
 // Each sequence has as many parts as its stages have shares of a size that is one for all; a part has a block for each KV head and tile of
 // rows. Of shares between that of all sequences together and the longest sequence, each warp tries some, and the block takes the one of the
-// least time. Quotients are of floats: equal on every block, they need not be exact.
+// least time. Parts are numbered by length, long ones first. Quotients are of floats: equal on every block, they need not be exact.
 #pragma once
 
 #include <cstdint>

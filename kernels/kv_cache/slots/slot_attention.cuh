@@ -372,7 +372,8 @@ struct SlotPlan {
     if (args.window > 0) stages = std::min(stages, std::min(args.window, stages * tokens) / tokens + 2);
     slices = slices_of(all_tiles / heads, stages, how.sm_count, args.half_waves, args.slices), by_group = args.slices > 1;
     batch = args.batch, blocks_of_part = args.kv_heads / heads * tiles;
-    parts = parts_of(batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
+    int64_t const half_waves = args.half_waves + (by_group || batch == 1 ? 0 : 1);  // a block has all heads, so short sequences leave few parts
+    parts = parts_of(batch, blocks_of_part, stages, how.sm_count, half_waves, args.slices);
     if (batch == 1 || !by_group) even_parts = even_parts_of(batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, kSlotGroups);
     if (even_parts > 0) parts = batch * even_parts;
   }
