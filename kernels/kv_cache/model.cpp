@@ -9,15 +9,20 @@ namespace gemmill::kv_cache {
 
 namespace {
 
+constexpr int64_t kDefaultHalfWaves = 2;
+constexpr double kOtherSetting = 1.5;
+
 // Mirrored by gemmill.families.kv_cache.model, which says why.
-double by_length_ns(Facts const& row, int64_t tiles, int64_t stages, int64_t capacity, int64_t stage_ps, int64_t most) {
-  double best = 0.0;
-  for (int64_t slices = 1; slices <= std::max<int64_t>(most, 1); ++slices) {
+double by_length_ns(Facts const& row, int64_t batch, int64_t tiles, int64_t stages, int64_t capacity, int64_t stage_ps) {
+  auto const picoseconds = [&](int64_t slices) {
     double const block = static_cast<double>(ceil_div(stages, slices)) * static_cast<double>(stage_ps) + static_cast<double>(row.start_ps);
-    double const found = static_cast<double>(ceil_div(tiles * slices, capacity)) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps);
-    if (slices == 1 || found < best) best = found;
-  }
-  return best / 1000.0;
+    return static_cast<double>(ceil_div(tiles * slices, capacity)) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps);
+  };
+  if (batch <= 1) return picoseconds(std::max<int64_t>(parts_of(1, tiles, stages, capacity, row.half_waves, row.slices), 1)) / 1000.0;
+  int64_t const most = parts_of(batch, tiles / batch, stages, capacity, row.half_waves, row.slices) / batch;
+  double best = picoseconds(1);
+  for (int64_t slices = 2; slices <= most; ++slices) best = std::min(best, picoseconds(slices));
+  return best * (row.half_waves == kDefaultHalfWaves && row.slices == 0 ? 1.0 : kOtherSetting) / 1000.0;
 }
 
 }  // namespace
@@ -35,9 +40,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   int64_t const capacity = sm_count * row.blocks_of_sm;
   int64_t slices = 0, blocks = 0, of_all = 0, of_run = 0;
   if (row.sum_ps != 0 && row.slices <= 1) {
-    int64_t const batch = call.sizes[kSizeBatch], of_batch = std::max<int64_t>(batch, 1);
-    int64_t const parts = parts_of(batch, tiles / of_batch, stages, capacity, row.half_waves, row.slices);
-    return by_length_ns(row, tiles, stages, capacity, has_many ? row.many_ps : row.few_ps, parts / of_batch);
+    return by_length_ns(row, call.sizes[kSizeBatch], tiles, stages, capacity, has_many ? row.many_ps : row.few_ps);
   }
   if (row.sum_ps != 0) {
     int64_t const groups = has_many ? row.many_groups : row.few_groups;

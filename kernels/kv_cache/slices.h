@@ -26,9 +26,11 @@ inline int64_t parts_of(int64_t batch, int64_t blocks_of_part, int64_t stages, i
 
 // How many of these parts each sequence has whatever its length, 0 where lengths are dealt out. That takes a block longer than `most_stages`
 // stages at a time, so where all sequences have room for parts of no more, in a round of the device, each has as many as the longest.
-inline int64_t even_parts_of(int64_t batch, int64_t parts, int64_t blocks_of_part, int64_t stages, int64_t capacity, int64_t most_stages) {
-  if (batch == 1 || parts == batch) return parts / batch;
-  int64_t const most = std::min(std::min(parts, capacity / blocks_of_part) / batch, stages);
+// A part has `least_stages` where there are as many, which take no longer than one.
+inline int64_t even_parts_of(int64_t batch, int64_t parts, int64_t blocks_of_part, int64_t stages, int64_t capacity, int64_t least_stages, int64_t most_stages) {
+  int64_t const enough = (stages + least_stages - 1) / least_stages;
+  if (batch == 1 || parts == batch) return std::min(parts / batch, enough);
+  int64_t const most = std::min(std::min(parts, capacity / blocks_of_part) / batch, enough);
   return most * most_stages >= stages ? most : 0;
 }
 

@@ -39,12 +39,13 @@ __device__ __forceinline__ void rotate_queries(DecodeParams<Shape::kHeadDim, Sha
   auto const& args = params.args;
   int const lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < Shape::kRows; row += Shape::kConsumerWarps) {
-    int64_t const flat = at.first_row + row;
+    int const flat = static_cast<int>(at.first_row) + row;
     float y[kOwn] = {};
     if (flat < args.rows * params.group) {
-      int64_t const head = at.kv_head * params.group + flat % params.group;
-      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride +
-                                  flat / params.group * args.q_row_stride + head * args.q_head_stride + lane;
+      int const of_row = row_of(params, flat);
+      int64_t const head = at.kv_head * params.group + flat - of_row * params.group;
+      Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride + of_row * args.q_row_stride +
+                                  head * args.q_head_stride + lane;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) y[i] = to_float(from[32 * i]);
     }
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // Host code: launches.
 
-constexpr int64_t kEvenStages = 4;  // that a block's groups take at a time, in place of a deal by lengths
+constexpr int64_t kLeastEvenStages = 2, kEvenStages = 4;  // that a block's groups take at a time, in place of a deal by lengths
 
 // The parts of a launch.
 struct DecodePlan {
@@ -355,7 +356,7 @@ struct DecodePlan {
     blocks_of_part = args.kv_heads * tiles, is_fixed = args.slices > 1;
     parts = parts_of(args.batch, blocks_of_part, stages, how.sm_count, args.half_waves, args.slices);
     if (all_tiles == 0) return;
-    if (args.batch == 1 || !is_fixed) even_parts = even_parts_of(args.batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, kEvenStages);
+    if (args.batch == 1 || !is_fixed) even_parts = even_parts_of(args.batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, is_fixed ? 1 : kLeastEvenStages, kEvenStages);
     if (even_parts > 0) parts = args.batch * even_parts;
   }
   int64_t blocks() const { return parts * blocks_of_part; }

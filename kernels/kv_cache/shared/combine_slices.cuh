@@ -175,6 +175,7 @@ __device__ __forceinline__ void add_slices(Partial<kHeadDim> const& partial, int
     for (int from = 0;;) {
 #pragma unroll
       for (int i = 0; i < kRound; ++i) {
+        if (i % 4 == 0 && from + i >= end) break;
         float const share = __shfl_sync(0xFFFFFFFFu, own, from + i);
         bool const is_filled = (filled >> (from + i) & 1) != 0;
 #pragma unroll

@@ -136,6 +136,12 @@ __device__ __forceinline__ int rows_of_tile(Params const& params, uint32_t tile,
   return static_cast<int>(min(left, int64_t{rows}));
 }
 
+// The query row of a flat row. One row needs no division.
+template <class Params>
+__device__ __forceinline__ int row_of(Params const& params, int flat) {
+  return params.args.rows == 1 ? 0 : static_cast<int>(static_cast<uint32_t>(flat) / static_cast<uint32_t>(params.group));
+}
+
 // The sums of a block's tile: where those of its slices begin, and how many rows it has.
 struct TileSums {
   int64_t first;

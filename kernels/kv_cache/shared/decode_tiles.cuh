@@ -141,8 +141,8 @@ struct Seen {
     first_end = causal ? static_cast<int>(length - args.rows + 1) : length;
 #pragma unroll
     for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
-      int64_t const row = (first_row + 8 * (i / 2) + 2 * t + i % 2) / params.group;
-      position[i / 2][i % 2] = static_cast<int>(length - args.rows + row);
+      int const row = row_of(params, static_cast<int>(first_row) + 8 * (i / 2) + 2 * t + i % 2);
+      position[i / 2][i % 2] = static_cast<int>(length - args.rows) + row;
     }
   }
   __device__ __forceinline__ bool operator()(int tile, int row, int token) const {

@@ -27,32 +27,31 @@ __device__ __forceinline__ void load_slot_queries(SlotParams<Shape> const& param
   int const lane = threadIdx.x % 32, count = params.heads * Shape::kRows, last = static_cast<int>(args.rows * params.group);
   int const first_row = static_cast<int>(at.first_row());
   int const shift = __ffs(params.heads) - 1;  // heads in turn, so that rows that there are come first
-  auto const row_of = [&](int i) { return i >> shift; };
   auto const head_of = [&](int i) { return i & (params.heads - 1); };
-  auto const exists = [&](int i) { return i < count && first_row + row_of(i) < last; };
-  auto const load = [&](float(&x)[kOwn], int i) {
+  constexpr int kMost = Shape::kMostHeads * Shape::kRows / kSlotConsumers;  // of a warp, which are all under way before one is used
+  Element loaded[kMost][kOwn];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = 0.0f;
-    if (!exists(i)) return;
-    int const flat = first_row + row_of(i), row = args.rows == 1 ? 0 : flat / params.group;
+  for (int j = 0; j < kMost; ++j) {
+    int const i = threadIdx.x / 32 + j * kSlotConsumers, flat = first_row + (i >> shift), row = row_of(params, flat);
     int const head = (at.first_head + head_of(i)) * params.group + flat - row * params.group;
     Element const* const from = static_cast<Element const*>(args.q) + at.batch * args.q_batch_stride + row * args.q_row_stride +
                                 head * args.q_head_stride + lane;
+    bool const exists = i < count && flat < last;
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) x[k] = to_float(from[32 * k]);
-  };
-  float ahead[kOwn];
-  load(ahead, threadIdx.x / 32);
-  for (int i = threadIdx.x / 32; i < count; i += kSlotConsumers) {
+    for (int k = 0; k < kOwn; ++k) loaded[j][k] = exists ? from[32 * k] : to_element<Element>(0.0f);
+  }
+  bool const turns = Keys::kRotation != kNone && args.seed >= 0;
+#pragma unroll
+  for (int j = 0; j < kMost; ++j) {
+    int const i = threadIdx.x / 32 + j * kSlotConsumers, row = i >> shift;
+    if (i >= count) break;
     float y[kOwn];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) y[k] = ahead[k];
-    load(ahead, i + kSlotConsumers);
-    bool const turns = Keys::kRotation != kNone && args.seed >= 0;
-    if (turns && exists(i)) turn<kHeadDim>(y, Keys::kRotation, params.signs);
-    __half* const to = queries + (head_of(i) * Shape::kRows + row_of(i)) * kHeadDim;
+    for (int k = 0; k < kOwn; ++k) y[k] = to_float(loaded[j][k]);
+    if (turns && first_row + row < last) turn<kHeadDim>(y, Keys::kRotation, params.signs);
+    __half* const to = queries + (head_of(i) * Shape::kRows + row) * kHeadDim;
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) to[QueryPlaces<Keys::kQueryUnit>()(32 * k + lane, row_of(i))] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
+    for (int k = 0; k < kOwn; ++k) to[QueryPlaces<Keys::kQueryUnit>()(32 * k + lane, row)] = to_element<__half>(turns ? y[k] * kInverseRoot<kHeadDim> : y[k]);
   }
 }
 
@@ -150,7 +149,7 @@ __device__ __forceinline__ void join_slot_sums(SlotParams<Shape> const& params, 
   using Own = std::conditional_t<kOwn == 4, float4, float2>;
   int const lane = threadIdx.x % 32;
   for (int i = own_warp; i < params.heads * (end - first) * kShares; i += kWarps) {
-    int const which = i % kShares, head = i / kShares % params.heads, row = i / kShares / params.heads;
+    int const which = i % kShares, head = i / kShares & (params.heads - 1), row = i / kShares >> (__ffs(params.heads) - 1);
     float largest = kNothing, sum = 0.0f, out[kOwn] = {};
     for (int w = head; w < kWarps / kShares; w += params.heads) largest = fmaxf(largest, states[w * kShares * kRows + first + row].x);
     for (int w = head; w < kWarps / kShares; w += params.heads) {
@@ -374,7 +373,7 @@ struct SlotPlan {
     batch = args.batch, blocks_of_part = args.kv_heads / heads * tiles;
     int64_t const half_waves = args.half_waves + (by_group || batch == 1 ? 0 : 1);  // a block has all heads, so short sequences leave few parts
     parts = parts_of(batch, blocks_of_part, stages, how.sm_count, half_waves, args.slices);
-    if (batch == 1 || !by_group) even_parts = even_parts_of(batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, kSlotGroups);
+    if (batch == 1 || !by_group) even_parts = even_parts_of(batch, parts, blocks_of_part, std::max<int64_t>(stages, 1), how.sm_count, 1, kSlotGroups);
     if (even_parts > 0) parts = batch * even_parts;
   }
   // Gives each slice a block, whose sums take the memory of stages.

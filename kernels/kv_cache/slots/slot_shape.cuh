@@ -101,9 +101,9 @@ struct SlotBlock {
 
   template <class Params>
   __device__ SlotBlock(Params const& params, uint32_t index) {
-    uint32_t const of_part = index % static_cast<uint32_t>(params.by_length.blocks_of_part), tiles = params.tiles;
-    part = static_cast<int>(index / static_cast<uint32_t>(params.by_length.blocks_of_part));
-    tile = static_cast<int>(of_part % tiles), first_head = static_cast<int>(of_part / tiles * params.heads);
+    uint32_t const blocks = params.by_length.blocks_of_part, tiles = params.tiles;
+    uint32_t const of_all = blocks == 1 ? index : index / blocks, of_part = index - of_all * blocks, of_heads = tiles == 1 ? of_part : of_part / tiles;
+    part = static_cast<int>(of_all), tile = static_cast<int>(of_part - of_heads * tiles), first_head = static_cast<int>(of_heads * params.heads);
   }
 };
 
@@ -116,16 +116,19 @@ struct SlotPlace : SlotBlock {
     auto const& args = params.args;
     int64_t const reach = args.pages == 0 ? 0 : args.block_table == nullptr ? args.page_size : args.table_pages * args.page_size;
     length = static_cast<int>(min(static_cast<int64_t>(max(args.seq_lens[batch], 0)), reach));
-    stage_tokens = kWarpTokens * Params::Shape::kGroupTiles / params.heads;
+    stage_tokens = kWarpTokens * Params::Shape::kGroupTiles >> (__ffs(params.heads) - 1);
   }
   // The first stage of which a row sees a token, and how many follow.
   template <class Params>
   __device__ __forceinline__ int first_stage(Params const& params) const {
     int64_t const first_seen = params.args.window > 0 ? length - params.args.rows + 1 - params.args.window : 0;  // by the first row
-    return static_cast<int>(max(first_seen, int64_t{0})) / stage_tokens;
+    return static_cast<int>(max(first_seen, int64_t{0})) >> stage_shift();
   }
   template <class Params>
-  __device__ __forceinline__ int stages(Params const& params) const { return (length + stage_tokens - 1) / stage_tokens - first_stage(params); }
+  __device__ __forceinline__ int stages(Params const& params) const {
+    return static_cast<int>((static_cast<uint32_t>(length) + stage_tokens - 1) >> stage_shift()) - first_stage(params);
+  }
+  __device__ __forceinline__ int stage_shift() const { return __ffs(stage_tokens) - 1; }  // a power of two, as heads are
 
   // Of a group, or of the block.
   template <bool kByGroup, class Params>

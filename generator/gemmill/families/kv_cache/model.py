@@ -74,6 +74,12 @@ SUM_STAGES = 2
 """Stages in whose time a group sums up a slice."""
 
 
+DEFAULT_HALF_WAVES = 2
+OTHER_SETTING = 1.5
+"""Times as long as by the default an attention over several sequences counts by another number of half waves or by one slice each, where
+lengths deal tokens out."""
+
+
 class Shared(NamedTuple):
     """How the groups of a tile's blocks share its slices. Mirrors `Shared` in kernels/kv_cache/slices.h."""
 
@@ -123,8 +129,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     capacity = sm_count * facts.blocks_of_sm
     stage_ps = facts.many_ps if has_many else facts.few_ps
     if facts.sum_ps and facts.slices <= 1:
-        parts = parts_of(batch, tiles // max(batch, 1), stages, capacity, facts.half_waves, facts.slices)
-        return _by_length_ns(facts, tiles, stages, capacity, stage_ps, parts // max(batch, 1))
+        return _by_length_ns(facts, batch, tiles, stages, capacity, stage_ps)
     if facts.sum_ps:
         groups = facts.many_groups if has_many else facts.few_groups
         slices, blocks, least = deal_of(tiles, stages, capacity, facts.half_waves, facts.slices, groups)
@@ -140,11 +145,16 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
     return (float(rounds) * block + float(slices) * float(facts.slice_ps)) / 1000.0
 
 
-def _by_length_ns(facts: RowFacts, tiles: int, stages: int, capacity: int, stage_ps: int, most: int) -> float:
-    """Of the best number of slices of a sequence, up to `most`."""
+def _by_length_ns(facts: RowFacts, batch: int, tiles: int, stages: int, capacity: int, stage_ps: int) -> float:
+    """Of one sequence, as many slices as parts. Of several the device decides by lengths that the host does not know: the best number for
+    equal ones, and settings other than the default count as slower (docs/notes/kv_cache.md)."""
 
     def picoseconds(slices: int) -> float:
         block = float(-(-stages // slices)) * float(stage_ps) + float(facts.start_ps)
         return float(-(-tiles * slices // capacity)) * block + float(slices) * float(facts.slice_ps)
 
-    return min(map(picoseconds, range(1, max(most, 1) + 1))) / 1000.0
+    if batch <= 1:
+        return picoseconds(max(parts_of(1, tiles, stages, capacity, facts.half_waves, facts.slices), 1)) / 1000.0
+    most = parts_of(batch, tiles // batch, stages, capacity, facts.half_waves, facts.slices) // batch
+    found = min(map(picoseconds, range(1, max(most, 1) + 1)))
+    return found * (1.0 if facts.half_waves == DEFAULT_HALF_WAVES and not facts.slices else OTHER_SETTING) / 1000.0
