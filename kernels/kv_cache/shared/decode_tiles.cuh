@@ -141,7 +141,8 @@ struct Seen {
     first_end = causal ? static_cast<int>(length - args.rows + 1) : length;
 #pragma unroll
     for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
-      int const row = row_of(params, static_cast<int>(first_row) + 8 * (i / 2) + 2 * t + i % 2);
+      // A division of 64 bits is a call, which no loop hoists: of 32 bits slots spilled registers.
+      int const row = args.rows == 1 ? 0 : static_cast<int>((first_row + 8 * (i / 2) + 2 * t + i % 2) / params.group);
       position[i / 2][i % 2] = static_cast<int>(length - args.rows) + row;
     }
   }

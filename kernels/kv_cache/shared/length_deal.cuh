@@ -130,13 +130,17 @@ __device__ __forceinline__ DealtPart deal_by_length(LengthDeal const& deal, Kind
   unsigned const best = __reduce_min_sync(0xFFFFFFFFu, lane < kTried ? tried[lane].x : 0xFFFFFFFFu);
   float const of_share = __uint_as_float(tried[best % 32].y);
   __syncthreads();
-  // Long parts first, so that short ones fill the last round.
+  // Long parts first, so that short ones fill the last round. Of a lane's sequence, how many and of which size: four of one number.
+  auto const sized_of = [&](int first) {
+    auto const own = own_of(first);
+    float const of_own = kind.of(own, of_share);
+    return first + lane < batch ? static_cast<int>(of_own) * kPartSizes + part_size(kind.time(own, of_own) * of_share) : 0;
+  };
+  int const kept_sized = sized_of(0);
   int before = 0;
   for (int size = 0; size < kPartSizes; ++size) {
     for (int first = 0; first < batch; first += 32) {
-      auto const sequence = own_of(first);
-      float const of_own = kind.of(sequence, of_share);
-      int const own = first + lane < batch && part_size(kind.time(sequence, of_own) * of_share) == size ? static_cast<int>(of_own) : 0;
+      int const sized = first == 0 ? kept_sized : sized_of(first), own = sized % kPartSizes == size ? sized / kPartSizes : 0;
       int const all = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(own)));
       if (before + all <= wanted) {
         before += all;

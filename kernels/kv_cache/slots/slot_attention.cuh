@@ -106,7 +106,7 @@ __device__ __forceinline__ void weigh_slots(float (&s)[1][4], Running<Shape>& ru
                                             SlotParams<Shape> const& params, SlotPlace const& at, float const (&of_key)[2],
                                             SlotTile const& of_values, int token, uint32_t pairs) {
   int const lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  Seen<Shape> const seen(params, at.first_row(), fresh(at.length), t);
+  Seen<Shape> const seen(params, fresh(at.tile) * kRowsOfTile, fresh(at.length), fresh(t));
   settle_scores<kPlain>(s, running, seen, of_key, token, params.cap, g);
   weigh_scores(s, running);
   values.template add<kPlain>(running, s, seen, token, of_values, pairs, g, t);
