@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kDefaultHalfWaves = 2;
 constexpr double kOtherSetting = 1.5;
+constexpr int64_t kShortStages = 5, kFewTiles = 8;
 
 // Mirrored by gemmill.families.kv_cache.model, which says why.
 double by_length_ns(Facts const& row, int64_t batch, int64_t tiles, int64_t stages, int64_t capacity, int64_t stage_ps) {
@@ -18,11 +19,19 @@ double by_length_ns(Facts const& row, int64_t batch, int64_t tiles, int64_t stag
     double const block = static_cast<double>(ceil_div(stages, slices)) * static_cast<double>(stage_ps) + static_cast<double>(row.start_ps);
     return static_cast<double>(ceil_div(tiles * slices, capacity)) * block + static_cast<double>(slices) * static_cast<double>(row.slice_ps);
   };
-  if (batch <= 1) return picoseconds(std::max<int64_t>(parts_of(1, tiles, stages, capacity, row.half_waves, row.slices), 1)) / 1000.0;
-  int64_t const most = parts_of(batch, tiles / batch, stages, capacity, row.half_waves, row.slices) / batch;
-  double best = picoseconds(1);
-  for (int64_t slices = 2; slices <= most; ++slices) best = std::min(best, picoseconds(slices));
-  return best * (row.half_waves == kDefaultHalfWaves && row.slices == 0 ? 1.0 : kOtherSetting) / 1000.0;
+  bool const has_heads = row.heads > 1;
+  bool const is_short = has_heads && stages <= kShortStages * capacity && kFewTiles * tiles <= capacity;
+  bool is_other = row.half_waves != (is_short ? 1 : kDefaultHalfWaves) || row.slices > 0;
+  double best = 0.0;
+  if (batch <= 1) {
+    best = picoseconds(std::max<int64_t>(parts_of(1, tiles, stages, capacity, row.half_waves, row.slices), 1));
+    is_other = is_other && is_short;
+  } else {
+    int64_t const most = parts_of(batch, tiles / batch, stages, capacity, row.half_waves + (has_heads ? 1 : 0), row.slices) / batch;
+    best = picoseconds(1);
+    for (int64_t slices = 2; slices <= most; ++slices) best = std::min(best, picoseconds(slices));
+  }
+  return best * (is_other ? kOtherSetting : 1.0) / 1000.0;
 }
 
 }  // namespace

@@ -227,6 +227,26 @@ def test_the_model_fills_the_device_once(op: MeasuredOp, table_of: Callable[...,
     assert (wide.entry.config.half_waves > 2) == (row_of(wide.entry.config).facts.sum_ps == 0)
 
 
+@pytest.mark.parametrize(
+    ("op", "batch", "length", "half_waves"),
+    [
+        (MeasuredOp.NC4, 1, 6159, 1),
+        (MeasuredOp.NC4, 2, 2518, 1),
+        (MeasuredOp.NC4, 16, 10_560, 1),
+        (MeasuredOp.NC4, 1, 10_561, 2),
+        (MeasuredOp.NC4, 2, 10_561, 2),
+        (MeasuredOp.NC4, 17, 2518, 2),
+        (MeasuredOp.DECODE_4, 1, 6159, 2),
+        (MeasuredOp.DECODE_4, 2, 2518, 2),
+    ],
+)
+def test_few_short_sequences_of_slots_have_half_a_wave(
+    op: MeasuredOp, batch: int, length: int, half_waves: int, table_of: Callable[..., Any]
+) -> None:
+    chosen = select(table_of(*configs_of(op)), call_of(op, batch=batch, length=length), SMS)
+    assert chosen.entry.config.half_waves == half_waves
+
+
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_slots_that_a_build_has_no_kernel_of_come_to_that_of_any_format(
     head_dim: int, table_of: Callable[..., Any]

@@ -78,6 +78,11 @@ DEFAULT_HALF_WAVES = 2
 OTHER_SETTING = 1.5
 """Times as long as by the default an attention over several sequences counts by another number of half waves or by one slice each, where
 lengths deal tokens out."""
+SHORT_STAGES = 5
+"""Stages of the longest sequence for each of the device's blocks, at most, where slots are short. Their blocks have several heads. Few short
+sequences take one half wave by default, one alone too: more parts are more sums, and of several sequences a second round."""
+FEW_TILES = 8
+"""The device's blocks for each tile, at least, where sequences are few."""
 
 
 class Shared(NamedTuple):
@@ -147,14 +152,19 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 def _by_length_ns(facts: RowFacts, batch: int, tiles: int, stages: int, capacity: int, stage_ps: int) -> float:
     """Of one sequence, as many slices as parts. Of several the device decides by lengths that the host does not know: the best number for
-    equal ones, and settings other than the default count as slower (docs/notes/kv_cache.md)."""
+    equal ones. Settings other than the default count as slower (docs/notes/kv_cache.md)."""
 
     def picoseconds(slices: int) -> float:
         block = float(-(-stages // slices)) * float(stage_ps) + float(facts.start_ps)
         return float(-(-tiles * slices // capacity)) * block + float(slices) * float(facts.slice_ps)
 
+    has_heads = facts.heads > 1  # slots have half a wave more of several sequences (slot_attention.cuh)
+    is_short = has_heads and stages <= SHORT_STAGES * capacity and FEW_TILES * tiles <= capacity
+    is_other = facts.half_waves != (1 if is_short else DEFAULT_HALF_WAVES) or facts.slices > 0
     if batch <= 1:
-        return picoseconds(max(parts_of(1, tiles, stages, capacity, facts.half_waves, facts.slices), 1)) / 1000.0
-    most = parts_of(batch, tiles // batch, stages, capacity, facts.half_waves, facts.slices) // batch
-    found = min(map(picoseconds, range(1, max(most, 1) + 1)))
-    return found * (1.0 if facts.half_waves == DEFAULT_HALF_WAVES and not facts.slices else OTHER_SETTING) / 1000.0
+        found = picoseconds(max(parts_of(1, tiles, stages, capacity, facts.half_waves, facts.slices), 1))
+        is_other &= is_short
+    else:
+        most = parts_of(batch, tiles // batch, stages, capacity, facts.half_waves + has_heads, facts.slices) // batch
+        found = min(map(picoseconds, range(1, max(most, 1) + 1)))
+    return found * (OTHER_SETTING if is_other else 1.0) / 1000.0
