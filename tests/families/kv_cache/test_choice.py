@@ -240,7 +240,7 @@ def test_the_model_fills_the_device_once(op: MeasuredOp, table_of: Callable[...,
         (MeasuredOp.DECODE_4, 2, 2518, 2),
     ],
 )
-def test_few_short_sequences_of_slots_have_half_a_wave(
+def test_few_short_sequences_of_slots_fill_half_a_wave(
     op: MeasuredOp, batch: int, length: int, half_waves: int, table_of: Callable[..., Any]
 ) -> None:
     chosen = select(table_of(*configs_of(op)), call_of(op, batch=batch, length=length), SMS)
