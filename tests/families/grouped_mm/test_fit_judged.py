@@ -12,7 +12,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import fit_judged as program  # noqa: E402
 
 KEPT = ROOT / "benchmarks/results/judge-grouped-2811805-h200-2026-11-28.json.xz"
-UNFITTED = ROOT / "benchmarks/results/judge-grouped-2811422-h200-2026-11-28.json.xz"
+ROOMS = ROOT / "benchmarks/results/judge-grouped-2811422-h200-2026-11-28.json.xz"
+JUDGED = ROOT / "benchmarks/results/judge-grouped-2811511-h200-2026-11-28.json.xz"
 PACKED = ROOT / "benchmarks/results/judge-grouped-packed-2811421-h200-2026-11-28.json.xz"
 
 
@@ -25,10 +26,12 @@ def test_few_rows_take_no_wide_tiles():
     assert worst < 0.1
 
 
-@pytest.mark.parametrize(("results", "mean", "worst"), [(PACKED, 0.007, 0.15), (UNFITTED, 0.001, 0.01)])
+@pytest.mark.parametrize(
+    ("results", "mean", "worst"), [(PACKED, 0.007, 0.15), (ROOMS, 0.001, 0.01), (JUDGED, 0.02, 0.12)]
+)
 def test_packed_weights_lose_little(results, mean, worst):
     """With room for two CTAs a multiprocessor, one alone takes longer than its share of two: 72 rows of each of eight experts,
-    896 x 9344, lost 27 %. The constants were not fitted to the second file."""
+    896 x 9344, lost 27 %. The constants were not fitted to the last file, of which the goals are 2 and 12 %."""
     timed = [t for t in program.read([results]) if t.op in ("mxfp4_fp8", "nvfp4", "mxfp4")]
     lost = program.losses(timed)
     assert len(lost) >= 18 and sum(lost) / len(lost) < mean and max(lost) < worst
@@ -36,7 +39,7 @@ def test_packed_weights_lose_little(results, mean, worst):
 
 def test_the_careful_time_of_the_choice_counts():
     """As those of the others do: the judge gives it by the name of the contender."""
-    (call,) = [t for t in program.read([UNFITTED]) if t.text.startswith("nvfp4 172 tokens")]
+    (call,) = [t for t in program.read([ROOMS]) if t.text.startswith("nvfp4 172 tokens")]
     assert call.us["sm90a_groupedfp4_bf16_nvfp4_bf16_t128x128_s5"] == 283.28
 
 

@@ -80,20 +80,20 @@ def _facts(config: AnyConfig) -> RowFacts:
 _PACKED_STEP = 128
 """Columns of a step."""
 _PACKED_BLOCK_NS = {
-    (8, 16): 168,
-    (8, 32): 182,
-    (8, 64): 204,
-    (8, 128): 265,
-    (16, 8): 112,
-    (16, 16): 150,
-    (16, 32): 208,
-    (16, 64): 261,
-    (16, 128): 396,
+    (8, 16): 163,
+    (8, 32): 183,
+    (8, 64): 207,
+    (8, 128): 263,
+    (16, 8): 115,
+    (16, 16): 155,
+    (16, 32): 212,
+    (16, 64): 263,
+    (16, 128): 389,
 }
-_PACKED_END_NS = {8: 1296, 16: 1139}
+_PACKED_END_NS = {8: 1762, 16: 1168}
 """Nanoseconds to multiply by 64 x 128 packed weights, by the bits of an element of A and the rows of a tile; and to end a tile, which
 CTAs of a multiprocessor do at once."""
-_ALONE_PERMILLE = {8: 1644, 16: 1689}
+_ALONE_PERMILLE = {8: 1568, 16: 1704}
 """Permille of a tile's time where its CTA has the multiprocessor alone, of kernels with room for two, by the bits of an element of A."""
 _NO_TWO_PERMILLE = 1000
 
