@@ -31,7 +31,7 @@ def test_few_rows_take_no_wide_tiles():
 )
 def test_packed_weights_lose_little(results, mean, worst):
     """With room for two CTAs a multiprocessor, one alone takes longer than its share of two: 72 rows of each of eight experts,
-    896 x 9344, lost 27 %. The constants were not fitted to the last file, of which the goals are 2 and 12 %."""
+    896 x 9344, lost 27 %. The constants were not fitted to the last file, whose loss prompted the fit; the goals are 2 and 12 %."""
     timed = [t for t in program.read([results]) if t.op in ("mxfp4_fp8", "nvfp4", "mxfp4")]
     lost = program.losses(timed)
     assert len(lost) >= 18 and sum(lost) / len(lost) < mean and max(lost) < worst

@@ -53,7 +53,6 @@ _OF_16_BITS = (
     Candidate(tile=(256, 128, 128), cluster=(2, 1, 1), schedule=COOPERATIVE),
 )
 _WIDER_OF_8_BITS = (
-    Candidate(tile=(128, 192, 128), cluster=(2, 1, 1), schedule=COOPERATIVE, scheduler=STREAM_K),
     Candidate(tile=(64, 16, 256), schedule=BASIC),
     *(Candidate(tile=(64, 16, 256), schedule=BASIC, stages=stages) for stages in (5, 7)),
     Candidate(tile=(64, 16, 256), cluster=(2, 1, 1), schedule=BASIC, stages=7),
