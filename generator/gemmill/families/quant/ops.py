@@ -104,7 +104,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     )
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = Scaling
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT, _WEIGHT_DEQUANT = Scaling
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 # The fields of ops apart from scaling and codes, where they are not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
@@ -300,6 +300,13 @@ _BACK = tuple(
         in_dtypes=IN_DTYPES,
     )
     for x in (NVFP4, *_MX_FORMATS)
+) + (
+    _block(
+        NVFP4,
+        "nvfp4_weight_dequant(Tensor(a!) out, Tensor blocks)",
+        scaling=_WEIGHT_DEQUANT,
+        in_dtypes=(DType.BF16,),
+    ),
 )
 """Ops that make values of codes and scales again."""
 
