@@ -291,16 +291,17 @@ _OF_EXPERTS = tuple(
 )
 """Ops of rows sorted by expert. Their names and schemas are vLLM's; for mxfp8 vLLM has none."""
 
-_BACK = tuple(
-    _block(
-        x,
-        f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
-        f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
-        scaling=_DEQUANT,
-        in_dtypes=IN_DTYPES,
-    )
-    for x in (NVFP4, *_MX_FORMATS)
-) + (
+_BACK = (
+    *(
+        _block(
+            x,
+            f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
+            f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
+            scaling=_DEQUANT,
+            in_dtypes=IN_DTYPES,
+        )
+        for x in (NVFP4, *_MX_FORMATS)
+    ),
     _block(
         NVFP4,
         "nvfp4_weight_dequant(Tensor(a!) out, Tensor blocks)",

@@ -13,11 +13,9 @@ from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.prepack import prepack
 from gemmill.vocab import Format
 
+_SIZES = ((1, 16), (64, 256), (133, 2048), (512, 7168), (3, 28672), (2, 76800), (0, 256), (8003, 2176))
 SIZES_OF_WEIGHTS = (
-    *(
-        {"rows": rows, "hidden": hidden}
-        for rows, hidden in ((1, 16), (64, 256), (133, 2048), (512, 7168), (3, 28672), (2, 76800), (0, 256), (8003, 2176))
-    ),
+    *({"rows": rows, "hidden": hidden} for rows, hidden in _SIZES),
     *({"rows": 130, "hidden": 784, "padding": padding} for padding in (1, 3, 8, 24)),
 )
 """Sizes of calls; values lie apart in some."""
