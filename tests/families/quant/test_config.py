@@ -188,6 +188,7 @@ def test_what_is_no_name_is_refused_with_the_field(name: str, reason: str) -> No
 def test_block_scaled_formats_have_kernels_on_every_architecture(arch: Arch) -> None:
     built = set(default(arch))
     block_scaled = {config for op in QUANT_OPS if op.format for config in op.configs(arch)}
+    block_scaled -= {config for config in block_scaled if config.scaling is Scaling.WEIGHT_DEQUANT}  # in sweep
     assert block_scaled and {config for config in built if config.scaling.is_blocked} == block_scaled
     assert (built == block_scaled) == (arch is Arch.SM100A)
     assert {config.arch for config in built} == {arch}
