@@ -52,7 +52,7 @@ def test_heavy_and_light_are_mixed() -> None:
 @pytest.mark.parametrize(("jobs", "sizes"), [(2, [6, 3]), (4, [3, 3, 3]), (8, [2, 2, 2, 1, 1, 1])])
 def test_what_is_a_small_share_of_all_is_in_one_unit(jobs: int, sizes: list[int]) -> None:
     """A unit's headers take longer than a variant: another process is busy with other tags meanwhile."""
-    few = [_source(f"v{i}") for i in range(6)] + [_source(f"w{i}", tag="sparsemm") for i in range(3)]
+    few = [_source(f"v{i}") for i in range(6)] + [_source(f"w{i}", tag="groupedunaligned") for i in range(3)]
     units = partition([*few, *(_source(f"b{i}", SourceKind.BINDING, 25.0) for i in range(4))], jobs)
     assert sorted((len(unit.sources) for unit in units if unit.sources[0].is_variant), reverse=True) == sizes
 
