@@ -60,6 +60,6 @@ FAMILY = Family(
     asks=OPS,
     kernels=(QUANT,),
     questions=QUESTIONS,
-    selections={"smoke": selections.smoke, "default": selections.default, "sweep": selections.sweep},
+    selections={"smoke": selections.smoke, "default": selections.default},
     tuning=replace(CLASSES.tuning, order=_order),
 )

@@ -8,25 +8,18 @@ from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[QuantConfig]:
-    """Every config that an op reaches, each once, but of packed weights: nobody has measured it (docs/notes/host_time.md).
+    """Every config that an op reaches, each once.
 
-    On sm100a only block-scaled formats have kernels, as their GEMMs are there.
+    On sm100a only block-scaled formats have kernels, as their GEMMs are there. Packed weights in blocks are Hopper's, whose GEMM
+    reads them.
     """
-    for config in _reached(arch):
-        is_here = arch is not Arch.SM100A or config.scaling.is_blocked
-        if is_here and config.scaling is not Scaling.WEIGHT_DEQUANT:
+    for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
+        if config.scaling is Scaling.WEIGHT_DEQUANT:
+            is_here = arch is Arch.SM90A
+        else:
+            is_here = arch is not Arch.SM100A or config.scaling.is_blocked
+        if is_here:
             yield config
-
-
-def sweep(arch: Arch) -> Iterator[QuantConfig]:
-    """That of packed weights, which Hopper's GEMM reads."""
-    for config in _reached(arch):
-        if arch is Arch.SM90A and config.scaling is Scaling.WEIGHT_DEQUANT:
-            yield config
-
-
-def _reached(arch: Arch) -> Iterator[QuantConfig]:
-    yield from dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch))
 
 
 def smoke(arch: Arch) -> Iterator[QuantConfig]:
