@@ -39,5 +39,5 @@ def smoke(arch: Arch) -> Iterator[QuantConfig]:
             and config.activation is op.activations[-1]
         )
         for op in QUANT_OPS
-        if (DType.E4M3 in op.out_dtypes or op.format is not None) and op.scaling is not Scaling.WEIGHT_DEQUANT
+        if DType.E4M3 in op.out_dtypes or op.format is not None
     )
