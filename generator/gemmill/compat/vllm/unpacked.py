@@ -48,7 +48,9 @@ def name_of(layer: Linear, bias: Tensor | None) -> str:
     return f"{layer}{'' if bias is None else ', bias'}"
 
 
-def unpacking(layer: Linear, blocks: Tensor, base: Tensor, alpha: Tensor | None, bias: Tensor | None) -> Unpacking | None:
+def unpacking(
+    layer: Linear, blocks: Tensor, base: Tensor, alpha: Tensor | None, bias: Tensor | None
+) -> Unpacking | None:
     """The rows for which a layer is unpacked, timed once for each shape. None without a measurement: it stays packed.
 
     The operands are `nvfp4_mm`'s. Raises nothing.
