@@ -10,15 +10,11 @@ from gemmill.vocab import Arch, DType
 def default(arch: Arch) -> Iterator[QuantConfig]:
     """Every config that an op reaches, each once.
 
-    On sm100a only block-scaled formats have kernels, as their GEMMs are there. Packed weights in blocks are Hopper's, whose GEMM
-    reads them.
+    On sm100a only block-scaled formats have kernels, as their GEMMs are there, and no GEMM reads packed weights in blocks.
     """
     for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
-        if config.scaling is Scaling.WEIGHT_DEQUANT:
-            is_here = arch is Arch.SM90A
-        else:
-            is_here = arch is not Arch.SM100A or config.scaling.is_blocked
-        if is_here:
+        has_gemm = config.scaling.is_blocked and config.scaling is not Scaling.WEIGHT_DEQUANT
+        if arch is not Arch.SM100A or has_gemm:
             yield config
 
 
