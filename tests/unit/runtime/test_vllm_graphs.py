@@ -339,6 +339,9 @@ def test_the_platform_names_the_manager_and_configurations_name_the_builds(platf
     monkeypatch.setenv("GEMMILL_BUILD", "4567")
     other = noted(platform, config(None))
     assert fusion.key_of(other) != fusion.key_of(made), "graphs of one build are not another's"
+    monkeypatch.setenv("GEMMILL_TIME_LAYERS", "0")
+    untimed = noted(platform, config(None))
+    assert fusion.key_of(untimed) != fusion.key_of(other), "nor do graphs without splits serve timed layers"
 
 
 def test_nothing_is_noted_without_a_build_or_where_graphs_stay(platform, monkeypatch) -> None:

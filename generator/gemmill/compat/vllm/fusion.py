@@ -55,7 +55,8 @@ def _note(config: Any) -> None:
     if not found:
         return
     chosen = settings.build() or [builds.current(arch) for arch in Arch]
-    config.additional_config[_KEY] = f"{__version__}, {chosen} of {', '.join(found)}"
+    untimed = "" if settings.times_layers() else ", untimed"  # layers of such a process are one way's at all rows
+    config.additional_config[_KEY] = f"{__version__}, {chosen} of {', '.join(found)}{untimed}"
     custom = config.compilation_config.custom_ops
     given = {"all", "none", f"+{_QUANT_OP}", f"-{_QUANT_OP}"}
     if config.quant_config is not None and not given.intersection(custom):
