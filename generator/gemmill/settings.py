@@ -131,7 +131,7 @@ def serves(engine: str) -> bool:
 
 def times_layers() -> bool:
     """GEMMILL_TIME_LAYERS: 0 gives layers to gemmill that its build has variants for, without timing the engine's
-    kernel.
+    kernel, and leaves weights packed that it might unpack for calls of many rows.
     """
     return os.environ.get("GEMMILL_TIME_LAYERS") != "0"
 

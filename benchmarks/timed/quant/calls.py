@@ -17,7 +17,7 @@ from timed.workload import Kind, Workload, any_size
 
 FEWEST_COPIES, MOST_COPIES = 2, 64
 LARGEST = 16.0
-"""The first element of every input: no other is as large, so a tensor's scale can be told from a few of its rows."""
+"""The first element of every `input`: no other is as large, so a tensor's scale can be told from a few of its rows."""
 
 GRID_M = (1, 16, 64, 256, 1024, 4096, 16384)
 GRID_HIDDEN = (2048, 4096, 7168, 14336, 28672)
@@ -121,7 +121,8 @@ class QuantOperandMaker:
     def _copy(self, case: QuantCase) -> list[Any]:
         values = case.arguments(self._device, self._generator)
         given = dict(zip(BY_NAME[case.op].arguments, values, strict=True))
-        given["input"][0, :: case.hidden] = LARGEST
+        if "input" in given:
+            given["input"][0, :: case.hidden] = LARGEST
         if OP_OF[case.op].scaling is Scaling.TENSOR:
             given[name_of(given, SCALE_NAMES)].zero_()  # which vLLM's op only raises
         return values

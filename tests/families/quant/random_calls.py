@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import OP_OF
+from gemmill.families.quant.cases.weights import packed_shape
 from gemmill.families.quant.config import ScaleFormat, Scales, Scaling
 from gemmill.formats.layout import swizzled_shape
 from gemmill.runtime.schemas import BY_NAME, ArgumentKind
@@ -93,6 +94,9 @@ def some_call(op: str, rng: random.Random, breakage: Breakage) -> list[Any]:
             padded(rows, hidden * out_dtype.bits // 8, torch_dtype(out_dtype), rng),
             values["input"],
         )
+    if quant.format and quant.scaling is Scaling.WEIGHT_DEQUANT:
+        values["blocks"] = torch.zeros(packed_shape(quant.format, rows, hidden), dtype=torch.uint8)
+        values["out"] = values["input"]
     if breakage is Breakage.SOME:
         for _ in range(rng.choice((1, 1, 2))):
             _break(values, op, rng)

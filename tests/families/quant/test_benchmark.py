@@ -130,3 +130,15 @@ def test_a_sweep_of_variants_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         program.main(["quant", "--dry-run", "--variants"])
     assert "quant has one variant for each call: there is nothing to choose among" in capsys.readouterr().err
+
+
+def test_wrong_values_of_weights_are_not_timed():
+    operands = QuantOperandMaker(torch.device("cpu"), 1).make(workload("nvfp4_weight_dequant"))
+    out, blocks = operands.given[0]
+
+    def wrong():
+        torch.ops.gemmill.nvfp4_weight_dequant(out, blocks)
+        out[8, 7] += 1
+
+    with pytest.raises(WrongResult, match=r"^wrong result in .*: 1 values differ$"):
+        check(operands, wrong)

@@ -44,7 +44,8 @@ def test_bytes_of_a_case_are_those_of_its_tensors() -> None:
 def test_a_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(op: object, arguments: list) -> None:
         on_cpu.by_reference(op, arguments)
-        next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype.itemsize == 1).view(torch.uint8)[0, 5] ^= 1
+        codes = next(a for a in arguments if isinstance(a, torch.Tensor) and a.dtype.itemsize == 1).view(torch.uint8)
+        codes[(0,) * (codes.dim() - 1)][5] ^= 1
 
     monkeypatch.setattr(calls, "by_reference", wrong)
     for config in CONFIGS:

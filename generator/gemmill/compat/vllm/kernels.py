@@ -32,11 +32,11 @@ from gemmill.compat.linear import (
     packed_fp4,
     refusal,
     row_of,
-    serves,
     take,
 )
 from gemmill.compat.vllm import gate_up
 from gemmill.compat.vllm.contest import Split, by_rows, own_mm, split
+from gemmill.compat.vllm.unpacked import name_of, nvfp4_mm, unpacking
 from gemmill.runtime import served
 
 Answer = tuple[bool, str | None]
@@ -295,6 +295,8 @@ class _Fp4Linear(_OnThisGpu):
     """The common part of layers of 4-bit weights. The other base is Marlin's kernel."""
 
     format: str
+    _least: int | None = None
+    """The least rows for which its weights are unpacked; None where they never are."""
 
     @classmethod
     def can_implement(cls, config) -> Answer:
@@ -314,37 +316,37 @@ class _Fp4Linear(_OnThisGpu):
             packed = packed_fp4(self.format, layer.weight.data, layer.weight_scale.data)
         of_all = getattr(layer, "weight_global_scale", None)  # multiplies here, whatever the checkpoint has
         self._alpha = None if of_all is None else of_all.data.float().reshape(1)
+        bias = getattr(layer, "bias", None)
         if packed is not None:
             x = torch.zeros((1, k), dtype=layer.params_dtype, device=layer.weight.device)
-            operands = (x, *packed, self._alpha, getattr(layer, "bias", None))
-            packed = (
-                packed
-                if serves(
-                    kind, type(self).__name__, layer, partial(gemmill.fp4_weight_mm, format=self.format), *operands
-                )
-                else None
-            )
+            call = partial(gemmill.fp4_weight_mm, format=self.format)
+            packed = packed if first_call_passes(kind, call, x, *packed, self._alpha, bias) else None
         self._taken = packed is not None
         if packed is None:
             super().process_weights_after_loading(layer)
             return
         for name, tensor in zip(("weight", "weight_scale"), packed, strict=True):
             setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
+        found = unpacking(kind, *packed, self._alpha, None if bias is None else bias.data)
+        self._name, self._least = name_of(kind, bias), None if found is None else found.least
+        take(kind, type(self).__name__, layer, "" if found is None else str(found))
 
     def apply_weights(self, layer, x, bias=None) -> torch.Tensor:
         """x [..., K], the result [..., N] of its dtype; Marlin's kernel where gemmill does not serve."""
         if not self._taken:
             return super().apply_weights(layer, x, bias)
         params, weight = self._params, layer.weight
-        if torch.compiler.is_compiling():
+        compiles, is_flat = torch.compiler.is_compiling(), x.dim() == 2
+        if compiles:
             params = weight, layer.weight_scale
         elif params[0] is not weight:
             params = self._params = weight, layer.weight_scale
-        operands = (*params, self._alpha, bias)
-        if x.dim() == 2:
-            return gemmill.fp4_weight_mm(x, *operands, format=self.format)
-        out = gemmill.fp4_weight_mm(x.reshape(-1, x.shape[-1]), *operands, format=self.format)
-        return out.view(*x.shape[:-1], out.shape[-1])
+        rows = x if is_flat else x.reshape(-1, x.shape[-1])
+        if self._least is not None and (compiles or rows.shape[0] >= self._least):
+            out = nvfp4_mm(rows, *params, self._alpha, bias, self._name)
+        else:
+            out = gemmill.fp4_weight_mm(rows, *params, self._alpha, bias, format=self.format)
+        return out if is_flat else out.view(*x.shape[:-1], out.shape[-1])
 
 
 class GemmillNvFp4Linear(_Fp4Linear, MarlinNvFp4LinearKernel):

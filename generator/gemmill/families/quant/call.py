@@ -43,7 +43,7 @@ def config_of(call: Judged, arch: Arch) -> QuantConfig:
     scaling = list(Scaling)[call["scaling"]]
     config = QuantConfig.of(
         scaling,
-        _DTYPE_OF[call["out" if scaling is Scaling.DEQUANT else "input"].dtype],
+        _DTYPE_OF[call["out" if scaling.decodes else "input"].dtype],
         list(Activation)[call["chosen"]],
         arch,
         out_dtype=_CODED[call["coded"]],

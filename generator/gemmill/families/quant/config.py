@@ -50,6 +50,8 @@ class Scaling(StrEnum):
     """as block, of rows sorted by expert: each expert's scales are a matrix of their own"""
     DEQUANT = "dequant"
     """codes and scales of block become values again"""
+    WEIGHT_DEQUANT = "weightdequant"
+    """the same of packed weights, whose scales lie behind the codes of each block (`gemmill.formats.fp4_blocks`)"""
 
     @property
     def scales(self) -> Scales:
@@ -91,6 +93,11 @@ class Scaling(StrEnum):
         """Whether scales belong to groups, in bytes."""
         return self.scales is Scales.OF_BLOCK
 
+    @property
+    def decodes(self) -> bool:
+        """Whether codes become values."""
+        return self in (Scaling.DEQUANT, Scaling.WEIGHT_DEQUANT)
+
 
 _KIND = {
     Scaling.STATIC: (Scales.GIVEN, "static"),
@@ -103,6 +110,7 @@ _KIND = {
     Scaling.BLOCK: (Scales.OF_BLOCK, "block"),
     Scaling.EXPERTS: (Scales.OF_BLOCK, "block"),
     Scaling.DEQUANT: (Scales.OF_BLOCK, "dequant"),
+    Scaling.WEIGHT_DEQUANT: (Scales.OF_BLOCK, "weight_dequant"),
 }
 
 
@@ -331,8 +339,16 @@ def _block(c: QuantConfig) -> Iterator[str]:
             f"out_dtype={c.out_dtype} group_size={c.group_size} scale_format={c.scale_format} are of no format, of "
             f"{', '.join(map(str, BLOCK_FORMATS))}"
         )
-    if c.scaling.is_blocked and c.scaling is not Scaling.DEQUANT and c.in_dtype is DType.F32:
+    if c.scaling.is_blocked and not c.scaling.decodes and c.in_dtype is DType.F32:
         yield f"in_dtype={c.in_dtype} contradicts scaling={c.scaling}: block-scaled codes are of bf16 or f16"
+
+
+def _weights(c: QuantConfig) -> Iterator[str]:
+    if c.scaling is Scaling.WEIGHT_DEQUANT and (c.format != NVFP4 or c.in_dtype is not DType.BF16):
+        yield (
+            f"format={c.format} in_dtype={c.in_dtype} contradicts scaling={c.scaling}: packed weights of {NVFP4} are exact in "
+            f"{DType.BF16}, those of other formats have bases of rows"
+        )
 
 
 def _dtypes(c: QuantConfig) -> Iterator[str]:
@@ -430,7 +446,7 @@ def _differs_in_vllm(c: QuantConfig) -> bool:
             return c.format == NVFP4 and (plain or c.activation is Activation.SILU)
         case Scaling.EXPERTS:
             return c.format in (NVFP4, MXFP4) and (plain or c.activation is Activation.SILU)
-        case Scaling.DEQUANT:
+        case Scaling.DEQUANT | Scaling.WEIGHT_DEQUANT:
             return False
         case Scaling.GROUP:
             return silu_to_e4m3 or (plain and c.symmetric and (e4m3 or c.scale_format is ScaleFormat.F32))
@@ -443,7 +459,7 @@ def of_vllm(config: QuantConfig) -> QuantConfig:
     return replace(config, epilogue=replace(config.epilogue, vllm=_differs_in_vllm(config)))
 
 
-RULES = (_block, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _row_sums, _vllm)
+RULES = (_block, _weights, _dtypes, _normed, _groups, _scale_format, _activation, _symmetry, _row_sums, _vllm)
 
 
 def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
@@ -455,6 +471,7 @@ def _block_configs(arch: Arch) -> Iterator[QuantConfig]:
             yield from dict.fromkeys((ours, of_vllm(ours)))
     for format, in_dtype in product(BLOCK_FORMATS, IN_DTYPES):
         yield QuantConfig.of(Scaling.DEQUANT, in_dtype, arch=arch, **told_by(format))
+    yield QuantConfig.of(Scaling.WEIGHT_DEQUANT, DType.BF16, arch=arch, **told_by(NVFP4))
 
 
 @cache

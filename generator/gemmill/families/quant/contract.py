@@ -8,8 +8,9 @@ from gemmill.families.quant.config import Activation, ScaleFormat, Scales, Scali
 from gemmill.families.quant.layouts import group_fault, static_fault
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.family import Aspect, Check, Layout, Let, OneOf, Op, OpSet, Require, Same, Special, Step, Tensor, any_of
-from gemmill.family.operand import DTYPE_CODES
+from gemmill.family.operand import DTYPE_CODES, MOST_OF_TMA
 from gemmill.family.tensor import torch_names
+from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.vocab import Arch, DType, Format
 from gemmill.vocab.format import ScaleRounding
 
@@ -33,6 +34,8 @@ _MODULATION = ("mod_scale", "mod_shift")
 
 def _op(quant: QuantOp) -> Op:
     """The op of its declaration."""
+    if quant.format and quant.scaling is Scaling.WEIGHT_DEQUANT:
+        return _of_packed_weights(quant, quant.format)
     has = frozenset(_ROLES.get(name, name) for name in quant.schema.arguments)
     fixed = {
         "scaling": list(Scaling).index(quant.scaling),
@@ -83,6 +86,54 @@ def _op(quant: QuantOp) -> Op:
             Check(Aspect.DEVICE, _TENSORS),
             Check(Aspect.APART, _TENSORS),
             *((_of_vllm(quant, "azp" if "azp" in has else "0"),) if quant.vllm else ()),
+            _works(quant),
+            CLASSES,
+        ),
+    )
+
+
+def _of_packed_weights(quant: QuantOp, format: Format) -> Op:
+    """The op of packed weights, whose blocks have codes and scales: `out` says how many rows and columns there are."""
+    block_bytes = format.code_bytes(SIDE * SIDE) + format.scale_count(SIDE * SIDE)
+    return Op(
+        schema=quant.schema,
+        roles={"blocks": "input"},
+        fixed={
+            "scaling": list(Scaling).index(quant.scaling),
+            "vllm": 0,
+            "chosen": list(Activation).index(Activation.NONE),
+            "scale_format": list(ScaleFormat).index(quant.scale_formats[0]),
+            "coded": CODED[quant.out_dtypes[0]],
+            "built_group": format.group,
+        },
+        tensors=(
+            Tensor("out", "rows hidden", quant.in_dtypes, Layout.ROWS),
+            Tensor("input", "tiles blocks bytes", (DType.U8,), alignment=16),
+        ),
+        contract=(
+            Check(Aspect.DTYPE, "input out"),
+            Check(Aspect.RANK, "out"),
+            Check(Aspect.SHAPE, "out"),
+            Require(
+                f"rows <= {MOST_OF_TMA} and hidden <= {MOST_OF_TMA}",
+                f"{{out.name}} is {{out.shape}}: each must be at most {MOST_OF_TMA}",
+            ),
+            Require(
+                f"hidden % {format.group} == 0",
+                f"rows of {{hidden}} values are not a multiple of {format}'s group of {format.group}",
+            ),
+            Let("tiles", f"ceil(rows, {SIDE})"),
+            Let("blocks", f"up(hidden, {STAGE_COLUMNS}) // {SIDE}"),
+            Require(
+                f"rank(input) == 3 and size(input, 0) == tiles and size(input, 1) == blocks and size(input, 2) == {block_bytes}",
+                f"{{input.name}} is {{input.shape}}, expected [{{tiles}}, {{blocks}}, {block_bytes}] for {{rows}} x {{hidden}} "
+                "weights packed by gemmill.quantize.fp4_blocks.to_blocks",
+            ),
+            Check(Aspect.LAYOUT, "out"),
+            Require("dense(input) == 1", "{input.name} has strides {input.strides}: weights must be contiguous"),
+            Check(Aspect.DEVICE, _TENSORS),
+            Check(Aspect.APART, _TENSORS),
+            Let("valued", "dtype(out)"),
             _works(quant),
             CLASSES,
         ),

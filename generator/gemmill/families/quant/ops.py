@@ -104,7 +104,7 @@ def _block(format: Format, schema: str, **others: Any) -> QuantOp:
     )
 
 
-_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT = Scaling
+_STATIC, _TENSOR, _TOKEN, _GROUP, _RMS_TOKEN, _RMS_GROUP, _RMS_STATIC, _, _EXPERTS, _DEQUANT, _WEIGHT_DEQUANT = Scaling
 _FP8, _INT8, _EITHER = (DType.E4M3,), (DType.S8,), (DType.E4M3, DType.S8)
 # The fields of ops apart from scaling and codes, where they are not the default.
 _SILU = {"in_dtypes": _SIXTEEN_BITS, "activations": (Activation.SILU,)}
@@ -291,15 +291,23 @@ _OF_EXPERTS = tuple(
 )
 """Ops of rows sorted by expert. Their names and schemas are vLLM's; for mxfp8 vLLM has none."""
 
-_BACK = tuple(
+_BACK = (
+    *(
+        _block(
+            x,
+            f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
+            f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
+            scaling=_DEQUANT,
+            in_dtypes=IN_DTYPES,
+        )
+        for x in (NVFP4, *_MX_FORMATS)
+    ),
     _block(
-        x,
-        f"scaled_{x}_dequant(Tensor(a!) out, Tensor input, Tensor input_sf, "
-        f"{'Tensor global_scale, ' if x.has_global_scale else ''}bool is_sf_swizzled_layout=True)",
-        scaling=_DEQUANT,
-        in_dtypes=IN_DTYPES,
-    )
-    for x in (NVFP4, *_MX_FORMATS)
+        NVFP4,
+        "nvfp4_weight_dequant(Tensor(a!) out, Tensor blocks)",
+        scaling=_WEIGHT_DEQUANT,
+        in_dtypes=(DType.BF16,),
+    ),
 )
 """Ops that make values of codes and scales again."""
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from gemmill.families.quant.config import Activation, ScaleFormat
-from gemmill.formats.quantise import quantise
+from gemmill.formats.fp4_blocks import Fp4Blocks
+from gemmill.formats.quantise import dequantise, quantise
 from gemmill.formats.vllm_blocks import quantise_as_vllm
 from gemmill.vocab import DType, Format
-from gemmill.vocab.format import ScaleRounding
+from gemmill.vocab.format import NVFP4, ScaleRounding
 
 CODE_MAX = {DType.E4M3: 448.0, DType.S8: 127.0}
 SMALLEST_SCALE = {DType.E4M3: 1.0 / (448.0 * 512.0), DType.S8: 2.0**-23}
@@ -551,3 +552,10 @@ def rms_norm_quant(
     divided = out_dtype is DType.E4M3 and (vllm is None or not group_size)
     scaled = grouped / scale if divided else grouped * torch.reciprocal(scale)
     return encode(scaled, out_dtype, _nan(vllm is not None)).reshape(rows, hidden), scale[..., 0], added
+
+
+def weight_dequant(blocks: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """The bf16 values [n, k] of packed nvfp4 weights, uint8 [n / 64, k / 64, 2304] rounded up: code * scale, which is exact."""
+    base = torch.ones(n, dtype=torch.float32, device=blocks.device)
+    weights, _ = Fp4Blocks(format=NVFP4, n=n, k=k, blocks=blocks, base=base).weights()
+    return dequantise(weights, dtype=torch.bfloat16)

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 
-from gemmill.families.quant.config import QuantConfig
+from gemmill.families.quant.config import QuantConfig, Scaling
 from gemmill.families.quant.ops import QUANT_OPS
 from gemmill.vocab import Arch, DType
 
 
 def default(arch: Arch) -> Iterator[QuantConfig]:
-    """Every config that an op reaches, each once. On sm100a only block-scaled formats have kernels, as their GEMMs are
-    there."""
+    """Every config that an op reaches, each once.
+
+    On sm100a only block-scaled formats have kernels, as their GEMMs are there, and no GEMM reads packed weights in blocks.
+    """
     for config in dict.fromkeys(config for op in QUANT_OPS for config in op.configs(arch)):
-        if arch is not Arch.SM100A or config.scaling.is_blocked:
+        has_gemm = config.scaling.is_blocked and config.scaling is not Scaling.WEIGHT_DEQUANT
+        if arch is not Arch.SM100A or has_gemm:
             yield config
 
 

@@ -146,6 +146,9 @@ def _block(call: Judged, given: Given, _: DType) -> Iterator[Result]:
     config = config_of(call, Arch.SM90A)
     format = config.format
     assert format is not None
+    if config.scaling is Scaling.WEIGHT_DEQUANT:
+        yield given["out"], reference.weight_dequant(given["input"], call["rows"], call["hidden"])
+        return
     scales_at = _bytes_of(given["scales"]) if call["is_swizzled"] else given["scales"].view(torch.uint8)
     if config.scaling is Scaling.EXPERTS:
         yield from _experts(call, given, format, scales_at)

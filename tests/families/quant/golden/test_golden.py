@@ -17,6 +17,7 @@ CASES = {
     "any_group.cu": "sm90a_quant_group_f32_e4m3_none_f32pow2_vllmsym",
     "block.cu": "sm90a_quant_block_bf16_e2m1_silu_g16ue4m3_sym",
     "dequant.cu": "sm90a_quant_dequant_f16_e2m1_none_g16ue4m3_sym",
+    "weight_dequant.cu": "sm90a_quant_weightdequant_bf16_e2m1_none_g16ue4m3_sym",
     "static_vllm.cu": "sm90a_quant_static_bf16_e4m3_silu_f32_vllmsym",
     "token_azp_vllm.cu": "sm90a_quant_token_bf16_s8_none_f32_vllmasym",
     "group_vllm.cu": "sm90a_quant_group_bf16_s8_none_g64f32_vllmsym",

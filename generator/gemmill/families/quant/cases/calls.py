@@ -14,6 +14,7 @@ from torch import Tensor
 from gemmill.families.quant import bounds
 from gemmill.families.quant.call import OP_OF, OUT_NAMES, SCALE_NAMES, config_of, name_of
 from gemmill.families.quant.cases.blocks import blocks_are_within_bounds
+from gemmill.families.quant.cases.weights import SIZES_OF_WEIGHTS, packed_shape, packed_weights
 from gemmill.families.quant.config import Activation, QuantConfig, ScaleFormat, Scaling
 from gemmill.families.quant.ops import QUANT_OPS, QuantOp
 from gemmill.families.quant.selections import smoke
@@ -57,7 +58,7 @@ class QuantCase:
     scale_format: ScaleFormat = ScaleFormat.F32
     zero_points: bool = False
     padding: int = 0
-    """Elements between the rows of the input."""
+    """Elements between the rows of the input, or of the values of packed weights."""
     m_major: bool = False
     """Whether scales of groups are M-major, padded to four rows."""
     bounded: bool = False
@@ -102,6 +103,8 @@ class QuantCase:
         """Bytes that must be read and written, each counted once."""
         width = self.in_dtype.bits // 8
         if (format := self.declared.format) is not None:
+            if self.declared.scaling is Scaling.WEIGHT_DEQUANT:
+                return width * self.rows * self.hidden + math.prod(packed_shape(format, self.rows, self.hidden))
             of_row = width * self.width + format.code_bytes(self.hidden)
             beside = 2 * width * self.hidden * (self.rows if self.residual else 1) if self.is_modulated else 0
             if self.declared.scaling is Scaling.EXPERTS:
@@ -194,6 +197,8 @@ class QuantCase:
         }
         if self.declared.scaling is Scaling.DEQUANT:
             given |= self._coded(device, random)
+        elif self.declared.scaling is Scaling.WEIGHT_DEQUANT:
+            given |= self._packed(device, random)
         said_to_be = self.m_major and self.scale_format is not ScaleFormat.PACKED_UE8M0
         given |= dict.fromkeys(("is_scale_transposed", "dummy_is_scale_transposed", "dummy_is_tma_aligned"), said_to_be)
         return [given[ROLES.get(name, name)] for name in BY_NAME[self.op].arguments]
@@ -213,6 +218,14 @@ class QuantCase:
         codes = codes.view(getattr(torch, format.torch_name))[:, : format.code_bytes(self.hidden)]
         poison = torch.full((self.rows, self.hidden), torch.nan, device=device, dtype=torch.float32)
         return {"input": codes, "out": poison.to(getattr(torch, self.in_dtype.torch_name)), "scale": scales}
+
+    def _packed(self, device: torch.device | str, random: torch.Generator | None) -> dict[str, Any]:
+        """The arguments of an op that decodes packed weights, whose values are poisoned."""
+        format = self.declared.format
+        assert format is not None
+        wide = (self.rows, self.hidden + self.padding)
+        poison = torch.full(wide, torch.nan, device=device, dtype=torch.bfloat16)[:, : self.hidden]
+        return {"blocks": packed_weights(format, self.rows, self.hidden, device, random), "out": poison}
 
     def run(self, device: str) -> CaseOutcome:
         """Make the call, and hold it against the reference on the same device."""
@@ -302,6 +315,9 @@ _OF_ANY_GROUP = (
 
 
 def _sizes_of(config: QuantConfig) -> Iterator[dict[str, Any]]:
+    if config.scaling is Scaling.WEIGHT_DEQUANT:
+        yield from SIZES_OF_WEIGHTS
+        return
     if not config.is_of_any_group:
         yield from _sizes_of_compiled(config)
         return
@@ -371,12 +387,12 @@ def same_bits(got: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _within_bounds(config: QuantConfig, got: dict[str, Any]) -> bool:
-    codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
     if config.format is not None:
         is_approximate = config.vllm and config.format.has_global_scale  # its reciprocals
         is_exact = config.activation in (Activation.NONE, Activation.MODULATE) and not is_approximate
         return not is_exact and blocks_are_within_bounds(config, got)
     if config.activation is not Activation.NONE:
+        codes, scales = got[name_of(got, OUT_NAMES)], got[name_of(got, SCALE_NAMES)]
         ub = got.get("scale_ub")
         return not any(bounds.outside_of_gate_bounds(config, got["input"], codes, scales, scale_ub=ub))
     return False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gemmill.families.quant.call import GROUP_AZP, OP_OF, OUT_NAMES, SCALE_NAMES, name_of
+from gemmill.families.quant.cases.weights import drawn_weights
 from gemmill.families.quant.config import Activation, ScaleFormat, Scales, Scaling
 from gemmill.formats.layout import TILE_ROWS, swizzled_shape
 from gemmill.numerics.call import EXACT, LegalCall, Limits
@@ -35,6 +36,9 @@ ANY_GROUPS = (1, 2, 7, 8, 16, 16, 24, 40, 96, 256, 256, 384, 512, 512, 1000, 102
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
     """A random call of any op of the family."""
+    declared = OP_OF[op]
+    if declared.format is not None and declared.scaling is Scaling.WEIGHT_DEQUANT:
+        return drawn_weights(op, declared.format, draw, limits)
     return _Maker(BY_NAME[op], draw, limits).make()
 
 

@@ -16,6 +16,7 @@ from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
 __all__ = [
     "mxfp4_experts_quant",
     "mxfp8_experts_quant",
+    "nvfp4_weight_dequant",
     "scaled_fp4_experts_quant",
     "scaled_mxfp4_dequant",
     "scaled_mxfp4_quant",
@@ -304,6 +305,17 @@ def scaled_nvfp4_dequant(
     """
     given = input_sf, _on_device(global_scale, input), is_sf_swizzled_layout
     return _values(NVFP4, input, dtype, *given)
+
+
+def nvfp4_weight_dequant(blocks: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Return the bfloat16 values [n, k], code * scale, of nvfp4 weights packed by gemmill.quantize.fp4_blocks.to_blocks.
+
+    `blocks` are those of the result, uint8. The global scale is not in the values, which are exact. Raises RuntimeError
+    with one sentence where the sizes do not fit.
+    """
+    out = blocks.new_empty((n, k), dtype=torch.bfloat16)
+    _ops.nvfp4_weight_dequant.default(out, blocks)
+    return out
 
 
 def scaled_mxfp4_dequant(
