@@ -1,6 +1,6 @@
 """The tables of docs/figures.md and its pictures, of one comparison of scaled GEMMs.
 
-    python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-h200-2026-11-22.json
+    python benchmarks/figures.py benchmarks/results/scaled_mm-comparison-h200-2026-11-22.json.xz
 
 Writes the page between its two marks, and two pictures in docs/images: ratios to the best peer, which the README has,
 and shares of the roofline. A test holds all to the result that is named there.

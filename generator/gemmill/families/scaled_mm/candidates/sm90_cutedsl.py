@@ -242,7 +242,6 @@ GROUP_CORE = Tables(
         ((64, 64, 128), (1, 1, 1), BASIC),
         ((64, 80, 128), (1, 1, 1), BASIC),
         ((64, 96, 128), (1, 1, 1), BASIC),
-        ((128, 144, 128), (1, 1, 1), COOPERATIVE),
     ),
     split_k=(
         ((64, 16, 256), BASIC, 3),
@@ -256,7 +255,7 @@ GROUP_CORE = Tables(
 )
 """The schedules of the default build for scales in groups along K, where registers hold sums twice.
 
-The tile of 144 rows of A, the last three of `split_k` and `parallel` were the fastest of 28 at shapes that no table has (H200,
+The last three of `split_k` and `parallel` were among the fastest of 28 at shapes that no table has (H200,
 2026-11-28, docs/notes/tables.md). The others are the greedy choice over a sweep of e4m3 to bf16, at 7 weights and M from 1 to 4096 (H200, 2026-11-20). The sweep
 had the kernels of GROUP_WIDEST and CUTLASS's blockwise ones. The choice is within 0.2 % of all of them.
 """
