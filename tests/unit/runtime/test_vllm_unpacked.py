@@ -215,6 +215,31 @@ def test_both_ways_are_timed_with_all_rows(monkeypatch) -> None:
     for name in ("unpacked_mm", "packed_mm"):
         monkeypatch.setattr(unpacked, name, lambda a, *more, name=name: seen.append((name, a.shape, a.dtype, *more)))
     layer = linear.Linear(n=N, k=K, codes=torch.bfloat16, out_dtype=torch.bfloat16, format="nvfp4")
-    operands = torch.zeros(1), None, None, None
+    operands = torch.zeros(2, 4, 1), torch.zeros(N), None, torch.zeros(N)
     assert unpacked.times_us(layer, 4096, *operands) == (1.0, 2.0)
-    assert seen == [(name, (4096, K), torch.bfloat16, *operands) for name in ("unpacked_mm", "packed_mm")]
+    for (named, shape, dtype, *more), name in zip(seen, ("unpacked_mm", "packed_mm"), strict=True):
+        assert (named, shape, dtype) == (name, (4096, K), torch.bfloat16)
+        assert more[2] is None and all(torch.equal(more[i], operands[i]) for i in (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "columns"),
+    [(28672, 4096, 4096), (4096, 14336, 1024), (1000, 14336, 1000), (72, 256, 72), (4096, 65536, 1024)],
+)
+def test_wide_layers_are_timed_by_a_part_of_their_columns(n: int, k: int, columns: int) -> None:
+    layer = linear.Linear(n=n, k=k, codes=torch.bfloat16, out_dtype=torch.bfloat16, format="nvfp4")
+    assert unpacked.timed_columns(layer) == columns
+
+
+def test_the_part_is_a_call_that_passes(monkeypatch) -> None:
+    """Weights in blocks of 64 rows, their bases and the bias."""
+    seen: list[Any] = []
+    monkeypatch.setattr(contest, "shortest_us", lambda ours, theirs, **named: seen.extend((ours(), theirs())))
+    monkeypatch.setattr(unpacked, "_FEWEST_COLUMNS", 64)
+    monkeypatch.setattr(unpacked, "_TIMED_BYTES", 64 * 2 * K)
+    small = layer_of()
+    packed = linear.packed_fp4("nvfp4", small.weight, small.weight_scale)
+    assert packed is not None
+    layer = linear.Linear(n=N, k=K, codes=torch.bfloat16, out_dtype=torch.bfloat16, format="nvfp4")
+    unpacked.times_us(layer, 16, *packed, None, small.bias)
+    assert [out.shape for out in seen] == [(16, 64), (16, 64)]

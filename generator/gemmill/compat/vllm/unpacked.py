@@ -16,6 +16,7 @@ import gemmill
 from gemmill.compat import invariance
 from gemmill.compat.linear import Linear, unusable
 from gemmill.compat.vllm import contest
+from gemmill.formats.layout import SIDE
 from gemmill.runtime import holding
 from gemmill.runtime.notices import LOG
 
@@ -23,6 +24,7 @@ LEAST_ROWS = MappingProxyType({4096: 3072, 8192: 6144})
 """The numbers of rows that are timed, in turn, each with the least rows for which it stands: about halfway from the half."""
 MARGIN = 0.97
 """Unpacking serves rows for which it takes less than this part of the packed GEMM's time."""
+_TIMED_BYTES, _FEWEST_COLUMNS = 32 * 2**20, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ def forget() -> None:
 
 
 def _timed(layer: Linear, *operands: Tensor | None) -> Unpacking:
-    """More rows are timed where fewer leave the layer packed, for they take the most memory: 0.8 GB of 8192 x 28672 x 4096."""
+    """More rows are timed where fewer leave the layer packed, for they take the most memory: 0.3 GB of 8192 x 4096 x 14336."""
     told: list[str] = []
     for rows, least in LEAST_ROWS.items():
         unpacked, packed = times_us(layer, rows, *operands)
@@ -87,14 +89,22 @@ def _timed(layer: Linear, *operands: Tensor | None) -> Unpacking:
 
 
 def times_us(layer: Linear, rows: int, *operands: Tensor | None) -> tuple[float, float]:
-    """The shortest times of both ways, unpacked first. All rows are timed, because unpacking takes as long for few."""
-    blocks = operands[0]
-    assert blocks is not None
+    """The shortest times of both ways, unpacked first. All rows are timed, because unpacking takes as long for few, but not all
+    columns of the result: either way's time grows with them, and a load has no room for more than a layer."""
+    blocks, base, alpha, bias = operands
+    assert blocks is not None and base is not None
+    n = timed_columns(layer)
+    operands = blocks[: -(-n // SIDE)], base[:n], alpha, None if bias is None else bias[:n]
     random = torch.Generator(blocks.device).manual_seed(rows)
     a = torch.randn((rows, layer.k), generator=random, dtype=layer.codes, device=blocks.device)
     return contest.shortest_us(
         lambda: unpacked_mm(a, *operands), lambda: packed_mm(a, *operands), cold=False, device=blocks.device
     )
+
+
+def timed_columns(layer: Linear) -> int:
+    """As many columns of the result as have _TIMED_BYTES of weights in bf16, but a few tiles of them."""
+    return min(layer.n, max(_FEWEST_COLUMNS, _TIMED_BYTES // (2 * layer.k) // _FEWEST_COLUMNS * _FEWEST_COLUMNS))
 
 
 Mm = Callable[..., Tensor]
