@@ -1,11 +1,12 @@
 """Results as they lie on the disk, with the fields of their readers checked: pictures, tables of pages, lines of a run that goes on."""
 
+import lzma
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from gemmill.typed_json import as_kind, read_json
+from gemmill.typed_json import JsonError, as_kind, from_json, read_json
 
 ADVICE = "name a result that benchmarks/run.py wrote"
 Positive = Annotated[float, Meta(gt=0)]
@@ -43,8 +44,16 @@ class Comparison(Struct):
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """All fields of a result. Where it has rows, those of a Comparison are checked. Raises JsonError."""
-    told = read_json(path, dict[str, Any], ADVICE)
+    """All fields of a result, packed by xz or not. Where it has rows, those of a Comparison are checked. Raises JsonError."""
+    told = _packed(path) if path.suffix == ".xz" else read_json(path, dict[str, Any], ADVICE)
     if "rows" in told:
         as_kind(told, Comparison, str(path), ADVICE)
     return told
+
+
+def _packed(path: Path) -> dict[str, Any]:
+    try:
+        data = lzma.decompress(path.read_bytes())
+    except (OSError, lzma.LZMAError) as error:
+        raise JsonError(f"{path} cannot be read ({error}): {ADVICE}") from None
+    return from_json(data, dict[str, Any], str(path), ADVICE)

@@ -1,6 +1,5 @@
 """The guide against the code: its links, figures and programs, and its words."""
 
-import json
 import math
 import re
 import tomllib
@@ -13,6 +12,7 @@ import figures
 from gemmill.arithmetic import OF_E4M3
 from gemmill.registry import REGISTRY
 from gemmill.space.names import parse_name
+from harness.stored import read_result
 from sentences import sentences
 
 ROOT = Path(__file__).parents[2]
@@ -125,8 +125,8 @@ def test_the_first_screen_answers_what_newcomers_ask(page: str) -> None:
 def test_the_picture_and_the_figures_are_of_one_run() -> None:
     """The first result that docs/figures.md names: date and commit stand in its text."""
     page = (ROOT / "docs" / "figures.md").read_text()
-    name = re.search(r"benchmarks/results/[\w.-]+\.json", page)[0]
-    record = json.loads((ROOT / name).read_text())
+    name = re.search(r"benchmarks/results/[\w.-]+\.json\.xz", page)[0]
+    record = read_result(ROOT / name)
     assert figures.page(page, record, name) == page, "benchmarks/figures.py writes it"
     assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == set(figures.PICTURES)
     for name, draw in figures.PICTURES.items():

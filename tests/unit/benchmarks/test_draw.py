@@ -1,6 +1,7 @@
 """benchmarks/draw.py: pictures of the committed results."""
 
 import json
+import lzma
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -109,3 +110,12 @@ def test_no_drawing_is_committed(kind: str) -> None:
     """Git ignores those that a run leaves next to its JSON."""
     ignored = (RESULTS.parents[1] / ".gitignore").read_text().splitlines()
     assert f"/benchmarks/results/*.{kind}" in ignored
+
+
+def test_a_packed_result_is_read_and_a_broken_one_named(tmp_path) -> None:
+    whole, cut = tmp_path / "whole.json.xz", tmp_path / "cut.json.xz"
+    whole.write_bytes(lzma.compress(b'{"commit": "abc"}'))
+    cut.write_bytes(whole.read_bytes()[:-8])
+    assert read_result(whole) == {"commit": "abc"}
+    with pytest.raises(JsonError, match=r"cut\.json\.xz cannot be read \(.*\): name a result that benchmarks/run\.py wrote"):
+        read_result(cut)
