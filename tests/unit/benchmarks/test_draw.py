@@ -117,5 +117,7 @@ def test_a_packed_result_is_read_and_a_broken_one_named(tmp_path) -> None:
     whole.write_bytes(lzma.compress(b'{"commit": "abc"}'))
     cut.write_bytes(whole.read_bytes()[:-8])
     assert read_result(whole) == {"commit": "abc"}
-    with pytest.raises(JsonError, match=r"cut\.json\.xz cannot be read \(.*\): name a result that benchmarks/run\.py wrote"):
+    with pytest.raises(
+        JsonError, match=r"cut\.json\.xz cannot be read \(.*\): name a result that benchmarks/run\.py wrote"
+    ):
         read_result(cut)
