@@ -48,7 +48,13 @@ def shifted() -> torch.Tensor:
             torch.zeros(1, 4, 2304, dtype=u8),
             65,
             256,
-            "blocks is [1, 4, 2304], expected [2, 4, 2304] for 65 x 256 weights packed by gemmill.quantize.fp4_blocks.to_blocks",
+            "n and k are 65 and 256, expected 64 and 256 at most: blocks is [1, 4, 2304], each with 64 rows and columns",
+        ),
+        (
+            torch.zeros(2, 4, 2304, dtype=u8),
+            64,
+            256,
+            "blocks is [2, 4, 2304], expected [1, 4, 2304] for 64 x 256 weights packed by gemmill.quantize.fp4_blocks.to_blocks",
         ),
         (
             torch.zeros(1, 4, 2176, dtype=u8),

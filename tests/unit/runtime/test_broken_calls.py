@@ -128,6 +128,8 @@ def function_call(function: Callable[..., Any], op: OpSchema) -> Call:
         "dtype": lambda: written[0].dtype,
         "quant_dtype": lambda: written[0].dtype,
         "head_dim": lambda: written[0].shape[-1],
+        "n": lambda: written[0].shape[0],
+        "k": lambda: written[0].shape[-1],
         "check": lambda: True,
         "symmetric": lambda: False,
     }

@@ -7,7 +7,7 @@ from gemmill.formats.layout import SIDE, STAGE_COLUMNS
 from gemmill.formats.quantise import BlockScaled
 from gemmill.numerics.call import EXACT, LegalCall, Limits
 from gemmill.numerics.draw import Draw
-from gemmill.numerics.layouts import TIDY, matrix
+from gemmill.numerics.layouts import TIDY, free_stride, matrix
 from gemmill.numerics.memory import Slot
 from gemmill.quantize.fp4_blocks import to_blocks
 from gemmill.quantize.prepack import prepack
@@ -52,7 +52,7 @@ def drawn_weights(op: str, format: Format, draw: Draw, limits: Limits) -> LegalC
         "blocks": Slot(
             dtype=torch.uint8,
             shape=shape,
-            strides=(shape[1] * shape[2], shape[2], 1),
+            strides=(free_stride(draw, shape[0], shape[1] * shape[2]), free_stride(draw, shape[1], shape[2]), 1),
             rows=shape[0],
             columns=shape[1] * shape[2],
             row_stride=shape[1] * shape[2],

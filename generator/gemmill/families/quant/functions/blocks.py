@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from gemmill.formats.layout import TILE_ROWS, swizzled_shape
+from gemmill.formats.layout import SIDE, TILE_ROWS, swizzled_shape
 from gemmill.runtime.sizes import size
 from gemmill.vocab import Format
 from gemmill.vocab.format import MXFP4, MXFP6, MXFP8, NVFP4
@@ -313,7 +313,13 @@ def nvfp4_weight_dequant(blocks: torch.Tensor, n: int, k: int) -> torch.Tensor:
     `blocks` are those of the result, uint8. The global scale is not in the values, which are exact. Raises RuntimeError
     with one sentence where the sizes do not fit.
     """
-    out = blocks.new_empty((n, k), dtype=torch.bfloat16)
+    of_blocks = blocks.dim() == 3
+    if of_blocks and not (0 <= n <= SIDE * blocks.shape[0] and 0 <= k <= SIDE * blocks.shape[1]):
+        raise RuntimeError(
+            f"nvfp4_weight_dequant: n and k are {n} and {k}, expected {SIDE * blocks.shape[0]} and {SIDE * blocks.shape[1]} at most: "
+            f"blocks is {list(blocks.shape)}, each with {SIDE} rows and columns"
+        )
+    out = blocks.new_empty((n, k) if of_blocks else (0, 0), dtype=torch.bfloat16)
     _ops.nvfp4_weight_dequant.default(out, blocks)
     return out
 
