@@ -46,7 +46,8 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
             return [products_of(load_package(options.deep_gemm))]
         if family == "scaled_mm":
             return [deep_gemm_contender(options.deep_gemm)]
-        workloads = [workload for workload in experts_workloads(options) if workload.kind == "fp8_groups"]
+        asked = options.drawn if "drawn" in options else experts_workloads(options)
+        workloads = [workload for workload in asked if workload.kind == "fp8_groups"]
         workloads += list(dict.fromkeys(EXPERTS.host_workload(workload.kind) for workload in workloads))
         if options.deep_gemm_jobs:
             notes.append(

@@ -53,10 +53,13 @@ def contenders(family: str, options: Namespace, notes: list[str]) -> list[Conten
         return []
     try:
         if family == "fused_experts":
+            library = _sorting_library(options)
+            if options.vllm_moe_so:  # else vLLM's contenders have loaded it
+                torch.ops.load_library(library)
             layer = experts_contender(options.humming)
             if options.humming_jobs:
                 calls = options.drawn if "drawn" in options else layers_of(options)
-                call = partial(_call_layer_once, options.humming, str(moe_library(options.vllm_so)))
+                call = partial(_call_layer_once, options.humming, library)
                 taken = [workload for workload in calls if layer.takes(workload)]
                 notes.append(compile_ahead("Humming", call, taken, options.humming_jobs, COMPILE_LIMIT_S))
             return [layer]
@@ -174,6 +177,13 @@ def _call_once(folder: str, workload: Workload) -> None:
         workload
     )
     humming_contender(folder).call(operands, 0)()
+
+
+def _sorting_library(options: Namespace) -> str:
+    """vLLM's library of experts' ops, one of which sorts the rows for Humming. Raises FieldError."""
+    if not (options.vllm_moe_so or options.vllm_so):
+        raise FieldError("Humming's layers of experts want --vllm-moe-so, or --vllm-so beside which that library lies")
+    return str(options.vllm_moe_so or moe_library(options.vllm_so))
 
 
 def _call_layer_once(folder: str, library: str, workload: LayerWorkload) -> None:

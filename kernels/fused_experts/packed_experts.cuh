@@ -220,10 +220,14 @@ struct WeighedParts {
     *reinterpret_cast<float4*>(x.layer.ws.parts + pair * int64_t(x.layer.x.hidden) + n) = part;  // hidden is a multiple of 16
   }
 
-  // Of folded weights as in prefill_epilogue.cuh, so that a row's bits are those of a tile of many rows.
+  // Rounded to bf16, as kernels of many rows store it, so that a row's bits do not depend on the tile.
   __device__ float weighed(Args const& x, float const (&quad)[4], int i, float weight, float of_row) const {
-    if constexpr (!Mm::kScaled) return __fmul_rn(scaled(x, of_row, quad[i], i), weight);
-    float const part = x.bias == nullptr ? scaled(x, __fmul_rn(of_row, weight), quad[i], i) : __fmul_rn(scaled(x, of_row, quad[i], i), weight);
+    float part;
+    if constexpr (Mm::kScaled) {
+      part = x.bias == nullptr ? scaled(x, __fmul_rn(of_row, weight), quad[i], i) : __fmul_rn(scaled(x, of_row, quad[i], i), weight);
+    } else {
+      part = __fmul_rn(scaled(x, of_row, quad[i], i), weight);
+    }
     return to_float(of_float<__nv_bfloat16>(part));
   }
 

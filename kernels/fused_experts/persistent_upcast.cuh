@@ -77,6 +77,7 @@ struct UpcastMm {
   static constexpr uint32_t kSpread = Mm::kSpread;
   static constexpr int kRows = Mm::kRows, kTileM = Mm::kTileM, kStages = Mm::kStages, kColumns = Mm::kColumns, kBlocks = Mm::kBlocks;
   static constexpr int kBoxRows = 8, kManyRows = 32, kGroups = row_groups;  // of boxes, smaller and larger
+  static constexpr int kBandElements = 1 << 22;                             // of rows that L2 holds: their tiles share a sweep over the columns
   static constexpr bool kMany = kTileM > 16;                                // rows, so that groups of 128 threads multiply
   static constexpr int kConsumers = Mm::kConsumers, kThreads = kConsumers + (kMany ? 128 : 32);  // the first warp of these others loads
   static constexpr int kSums = std::max(kTileM / 2, 8);                                          // of a thread
@@ -84,11 +85,12 @@ struct UpcastMm {
   static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue data are there
   static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
   static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
+  static constexpr int kBoxesAtOnce = kTileM > 64 ? 2 : 1;  // of eight rows of sums that a warp passes on
   static constexpr int kCtas = 4 / row_groups;              // on a multiprocessor
   static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = 64;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;  // where many begin
 
-  static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 64 || kTileM == 32 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
+  static_assert(kBlocks == 2 && !Products::kGrouped && !Mm::kScaled && (kTileM == 128 || kTileM == 64 || kTileM == 32 || kTileM == 16), "stages of 128 columns, and rows for which there are instructions");
   struct Params {
     CUtensorMap few, many;  // boxes of rows of 128 bytes, swizzled by as many
     CUtensorMap weights;    // 64 rows of a stage's columns lie together, in pieces of 128 bytes
@@ -105,7 +107,7 @@ struct UpcastMm {
   struct alignas(1024) SharedStorage {
     alignas(1024) char tokens[kStages][Mm::kTokenBytes];
     alignas(128) char weights[kStages][Mm::kWeightBytes];
-    alignas(16) float sums[kConsumers / 32][kBoxRows * kPitch];
+    alignas(16) float sums[kConsumers / 32][kBoxesAtOnce][kBoxRows * kPitch];
     alignas(16) OfEnd of_ends[kEnds];
     WorkTile tiles[kEnds];
     Filled filled[kStages];
@@ -155,7 +157,7 @@ struct UpcastMm {
   }
 
   // By a warp: stages of tile after tile. Behind the last tile comes a stage of none. Tiles of the same weights are neighbours, so that these come
-  // from memory once. They are taken as CTAs come to them.
+  // from memory once. So do rows, of which those of a band of tiles meet all columns before the next band's. Tiles are taken as CTAs come to them.
   __device__ static void produce(Params const& params, SharedStorage& storage) {
     bool const leads = cute::elect_one_sync();
     auto const& ws = params.x.layer.ws;
@@ -167,9 +169,11 @@ struct UpcastMm {
       wait_and_launch_dependents();
     }
     int const of_rows = finds ? few.all : __ldcg(ws.tile_count), all = of_rows * params.tiles_n;
+    int const band = max(kBandElements / (params.blocks * kColumns) / kTileM, 1);
     auto const tile_at = [&](int index) -> WorkTile {
       if (index >= all) return {-1, 0, 0, 0};
-      int const n = index / of_rows, row = index - n * of_rows;
+      int const begin = index / (band * params.tiles_n) * band, rows = min(band, of_rows - begin), in_band = index - begin * params.tiles_n;
+      int const n = in_band / rows, row = begin + in_band - n * rows;
       if (finds) return few.tile_of(row, n * kRows);
       int4 const words = __ldcg(reinterpret_cast<int4 const*>(ws.tiles + row));  // weights, first and count
       return {words.x, words.y, words.y + words.z, n * kRows};
@@ -371,6 +375,14 @@ struct UpcastMm {
     };
     if (kTileM == kManyRows || rows <= kManyRows) {
       by(cute::Int<32>{});
+    } else if constexpr (kTileM == 128) {
+      if (rows <= 64) {
+        by(cute::Int<64>{});
+      } else if (rows <= 96) {
+        by(cute::Int<96>{});
+      } else {
+        by(cute::Int<128>{});
+      }
     } else if constexpr (kTileM > kManyRows) {
       if (rows <= 40) {
         by(cute::Int<40>{});
@@ -391,21 +403,25 @@ struct UpcastMm {
   __device__ static void store(Params const& params, SharedStorage& storage, int slot, WorkTile const& tile, int rows, float (&sums)[kSums]) {
     int const lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 + lane % 4 * 4, n = tile.n0 + own;
     auto const& of_end = storage.of_ends[slot];
-    float* const buffer = storage.sums[threadIdx.x / 32];
+    auto& buffers = storage.sums[threadIdx.x / 32];
     float4 const bases = *reinterpret_cast<float4 const*>(of_end.bases + own);
     Epilogue const epilogue(params.x, tile.weights, n, bases);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int row = lane / 4; ; row += kBoxRows) {
+    for (int row = lane / 4; ; row += kBoxRows * kBoxesAtOnce) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 4; ++i) buffer[(lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i / 2 * 8] = sums[i];
-      __syncwarp();
-      float4 const found = *reinterpret_cast<float4 const*>(buffer + lane / 4 * kPitch + lane % 4 * 4);
-      float const quad[4] = {found.x, found.y, found.z, found.w};
-      if (row < rows && n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + row, n, of_end.pairs[row], of_end.router[row]);
-      if (row - lane / 4 + kBoxRows >= rows) break;
+      for (int i = 0; i < 4 * kBoxesAtOnce; ++i) buffers[i / 4][(lane % 4 * 2 + i % 2) * kPitch + lane / 4 + i % 4 / 2 * 8] = sums[i];
       __syncwarp();
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i + 4 < kSums; ++i) sums[i] = sums[i + 4];
+      for (int i = 0; i < kBoxesAtOnce; ++i) {
+        int const m = row + i * kBoxRows;
+        float4 const found = *reinterpret_cast<float4 const*>(buffers[i] + lane / 4 * kPitch + lane % 4 * 4);
+        float const quad[4] = {found.x, found.y, found.z, found.w};
+        if (m < rows && n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + m, n, of_end.pairs[m], of_end.router[m]);
+      }
+      if (row - lane / 4 + kBoxRows * kBoxesAtOnce >= rows) break;
+      __syncwarp();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i + 4 * kBoxesAtOnce < kSums; ++i) sums[i] = sums[i + 4 * kBoxesAtOnce];
     }
   }
 };
@@ -422,7 +438,7 @@ struct UpcastGatedRows : GatedRows<Mm> {
   }
 };
 
-// The epilogue of the second.
+// The epilogue of the second: parts of bf16, half of the bytes.
 template <class Mm>
 struct UpcastParts : WeighedParts<Mm> {
   static constexpr int kCounter = 2, kStoredCounter = 3;
@@ -430,7 +446,12 @@ struct UpcastParts : WeighedParts<Mm> {
   __device__ UpcastParts(PackedArgs const& x, int weights, int n, float4 bases) : WeighedParts<Mm>(Scaled<Mm>(x, weights, n, bases)) {}
 
   __device__ void put_row(PackedArgs const& x, float const (&quad)[4], int, int n, int pair, float router) const {
-    this->put(x, quad, pair, n, x.layer.x.weight_on_input ? 1.0f : router, 1.0f);
+    float const weight = x.layer.x.weight_on_input ? 1.0f : router;
+    __nv_bfloat162 const part[2] = {__floats2bfloat162_rn(this->weighed(x, quad, 0, weight, 1.0f), this->weighed(x, quad, 1, weight, 1.0f)),
+                                    __floats2bfloat162_rn(this->weighed(x, quad, 2, weight, 1.0f), this->weighed(x, quad, 3, weight, 1.0f))};
+    uint2 words;
+    memcpy(&words, part, sizeof(words));
+    *reinterpret_cast<uint2*>(reinterpret_cast<__nv_bfloat16*>(x.layer.ws.parts) + pair * int64_t(x.layer.x.hidden) + n) = words;
   }
 
   // Sums all tokens, by all CTAs' first `warps` warps: 128 columns of one at a time, with common loads of its parts.
@@ -443,7 +464,7 @@ struct UpcastParts : WeighedParts<Mm> {
       int const asked = own < all ? p.ws.needed[own / pieces] : 0;
       for (int i = 0; i < 32 && next + i * step < all; ++i) {
         int const piece = next + i * step, token = piece / pieces, needed = __shfl_sync(~0u, asked, i);
-        if (needed > 0) sum_token<__nv_bfloat16, kColumns, kTogether>(p, token, needed == p.x.topk, (piece - token * pieces) * kColumns, lane);
+        if (needed > 0) sum_token<__nv_bfloat16, kColumns, kTogether, __nv_bfloat16>(p, token, needed == p.x.topk, (piece - token * pieces) * kColumns, lane);
       }
     }
   }

@@ -6,13 +6,27 @@
 
 namespace gemmill::fused_moe {
 
+// A lane's columns of a part, in float32.
+template <int each>
+__device__ __forceinline__ void load_part(float const* from, float (&values)[each]) {
+  static_assert(each == 2 || each == 4, "a lane has a whole piece of a row");
+  using Piece = std::conditional_t<each == 4, float4, float2>;
+  Piece const piece = __ldcg(reinterpret_cast<Piece const*>(from));
+  memcpy(values, &piece, sizeof(piece));
+}
+template <int each>
+__device__ __forceinline__ void load_part(__nv_bfloat16 const* from, float (&values)[each]) {
+  static_assert(each == 4, "a lane has 8 bytes of a row");
+  uint2 const piece = __ldcg(reinterpret_cast<uint2 const*>(from));
+  values[0] = __uint_as_float(piece.x << 16), values[1] = __uint_as_float(piece.x & 0xFFFF0000u);
+  values[2] = __uint_as_float(piece.y << 16), values[3] = __uint_as_float(piece.y & 0xFFFF0000u);
+}
+
 // A token's sum over its experts, of the `columns` columns from n0 on, by a warp. It loads parts of some experts together: in place of a
 // missing one another's, for of conditional loads nvcc 13.0 has each wait for the one before. `all`: whether all experts have weights.
-template <class Half, int columns, int together = 20 / (columns / 32)>
+template <class Half, int columns, int together = 20 / (columns / 32), class Part = float>
 __device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool all, int n0, int lane) {
   constexpr int kEach = columns / 32, kTogether = together;
-  static_assert(kEach == 2 || kEach == 4, "a lane sums two or four columns, which a row has whole pieces of");
-  using Piece = std::conditional_t<kEach == 4, float4, float2>;
   auto const& x = p.x;
   int const n = n0 + lane * kEach;
   float sums[kEach] = {};
@@ -21,20 +35,17 @@ __device__ __forceinline__ void sum_token(Params const& p, int64_t token, bool a
     uint64_t const own = __ballot_sync(~0u, slots + lane < x.topk && (all || p.ws.local[pairs + lane] >= 0));
     if (own == 0 || n >= x.hidden) continue;
     int const some = __ffsll(static_cast<long long>(own)) - 1;
-    float const* const from = p.ws.parts + pairs * x.hidden + n;
+    Part const* const from = reinterpret_cast<Part const*>(p.ws.parts) + pairs * x.hidden + n;
 #pragma unroll 1
     for (int first = 0; own >> first != 0; first += kTogether) {
-      Piece parts[kTogether];
+      float parts[kTogether][kEach];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        int const slot = own >> (first + i) & 1 ? first + i : some;
-        parts[i] = __ldcg(reinterpret_cast<Piece const*>(from + int64_t{slot} * x.hidden));
-      }
+      for (int i = 0; i < kTogether; ++i) load_part(from + int64_t{own >> (first + i) & 1 ? first + i : some} * x.hidden, parts[i]);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         bool const has = own >> (first + i) & 1;
-        sums[0] += has ? parts[i].x : 0.0f, sums[1] += has ? parts[i].y : 0.0f;
-        if constexpr (kEach == 4) sums[2] += has ? parts[i].z : 0.0f, sums[3] += has ? parts[i].w : 0.0f;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) sums[j] += has ? parts[i][j] : 0.0f;
       }
     }
   }

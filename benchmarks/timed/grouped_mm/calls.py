@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from random import Random
 
 import torch
@@ -222,10 +222,10 @@ def workloads_of(options: Namespace) -> list[Workload]:
         if unknown := [word for word in asked.split(",") if word not in known]:
             raise ValueError(f"{what} {unknown[0]!r} is none of {', '.join(known)}")
     kinds, routings = options.op.split(","), options.routing.split(",")
+    tokens = None if options.tokens is None else tuple(map(int, options.tokens.split(",")))
     if options.draw is not None:
-        return list(_drawn(Random(options.draw), options.draws, kinds, routings))
-    tokens = TOKENS if options.tokens is None else tuple(map(int, options.tokens.split(",")))
-    return list(_workloads(_layers(options.layers), tokens, kinds, routings))
+        return list(_drawn(Random(options.draw), options.draws, kinds, routings, tokens))
+    return list(_workloads(_layers(options.layers), TOKENS if tokens is None else tokens, kinds, routings))
 
 
 def _layers(asked: str | None) -> Sequence[tuple[int, int, int, int]]:
@@ -251,8 +251,13 @@ def _workloads(
                     yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
 
 
-def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) -> Iterator[Workload]:
-    """Random layers, tokens and routings, each as likely to be twice as large at any size. All kinds have the same ones."""
+def _drawn(
+    random: Random, count: int, kinds: list[str], routings: list[str], token_counts: Sequence[int] | None
+) -> Iterator[Workload]:
+    """Random layers and routings, each layer with a random number of tokens or with all given ones. All kinds have the same calls.
+
+    A size is as likely to be twice as large anywhere.
+    """
     drawn = 0
     while drawn < count:
         experts, top, routing = random.choice(DRAWN_EXPERTS), random.choice(DRAWN_TOP), random.choice(routings)
@@ -261,8 +266,8 @@ def _drawn(random: Random, count: int, kinds: list[str], routings: list[str]) ->
         if experts * n * k > DRAWN_ELEMENTS:
             continue
         drawn += 1
-        for kind in kinds:
-            yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=tokens, routing=routing)
+        for kind, rows in product(kinds, (tokens,) if token_counts is None else token_counts):
+            yield KINDS[kind].at(experts=experts, top=top, n=n, k=k, tokens=rows, routing=routing)
 
 
 def tiny(workload: Workload) -> Workload:
@@ -284,6 +289,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--layers", help="EXPERTSxTOPxNxK with commas; the table's by default")
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
     parser.add_argument(
-        "--draw", type=int, metavar="SEED", help="draw layers, tokens and routings in place of the table's"
+        "--draw", type=int, metavar="SEED", help="draw layers, routings and, without --tokens, tokens"
     )
     parser.add_argument("--draws", type=int, default=12, help="how many are drawn")

@@ -99,8 +99,8 @@ class Layer:
 
     @property
     def may_round_parts(self) -> bool:
-        """Whether parts may round to x's dtype before their sum, as kernels of folded weights do."""
-        return self.is_folded
+        """Whether parts may round to x's dtype before their sum, as kernels of packed weights do."""
+        return self.is_packed
 
     @property
     def local(self) -> Tensor:

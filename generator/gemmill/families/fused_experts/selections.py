@@ -24,7 +24,7 @@ from gemmill.families.fused_experts.packing import PACKINGS
 from gemmill.vocab import Arch, DType
 
 _PACKED: dict[str, dict[ExpertLoop, tuple[int, ...]]] = {
-    "nvfp4": {ExpertLoop.GATHERED: (8,), ExpertLoop.WIDE: (8,), ExpertLoop.BOXED: (32, 64)},
+    "nvfp4": {ExpertLoop.GATHERED: (8,), ExpertLoop.WIDE: (8,), ExpertLoop.BOXED: (32, 64, 128)},
     "mxfp4": {ExpertLoop.GATHERED: (8, 32, 128)},
     "nvfp4_2to4": {ExpertLoop.GATHERED: (8,), ExpertLoop.WIDE: (8,), ExpertLoop.BOXED: (16, 64)},
     "mxfp4_e4m3": {ExpertLoop.GATHERED: (16,), ExpertLoop.PERSISTENT: (8, 16, 32, 48, 64, 112, 224)},
