@@ -7,7 +7,7 @@
 Takes results of `benchmarks/run.py fused_experts --variants --draw SEED`; seeds of both lists differ. The loss of a call is (time of the
 variant that the model puts first) / (time of the fastest timed), less one. Constants of the other tiles are held. The search minimises
 the mean loss, where variants have chances by their modelled times, and the squared logarithmic error of the tile's times. It prints
-`begin_ns`, `tile_ps` and `code_ps` for main_loop.py, and writes nothing.
+the constants that the tile has for main_loop.py, and writes nothing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from gemmill.space.names import parse_name
 SM_COUNT = 132
 SIZES = 6
 """Of a call in a sweep: kind, tokens, experts, experts of a token, columns, results."""
-CONSTANTS = ("begin_ns", "tile_ps", "code_ps")
+CONSTANTS = ("begin_ns", "tile_ps", "code_ps", "alone_ps", "few_ps", "many_ps")
 SHARPNESS = 40.0
 """Of the chances: a variant that should take 3 % longer has a third of them."""
 ERROR_SHARE, MOST_RATIO, NEAR = 0.3, 3.0, 2.0

@@ -10,7 +10,8 @@ namespace gemmill::fused_moe {
 namespace {
 
 constexpr double kMemory = 4000.0, kApartMemory = 3740.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 17000.0, kApartMoved = 2600.0, kFewTimes = 1.4, kWaitedRows = 40.0;
-constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048;
+constexpr double kBoxedBegin = 10500.0, kBoxedTurn = 800.0, kBoxedMoved = 2800.0;
+constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048, kBox = 8;
 struct {
   int64_t rows;
   double step_ns;
@@ -46,6 +47,25 @@ double streamed_ns(Facts const& row, Call const& call, int64_t sm_count) {
   double const memory = dealt.active * 3.0 * inner * hidden * static_cast<double>(row.bits) / 8.0 / kMemory;
   double const parts = static_cast<double>(call.sizes[kSizePairs]) * 8.0 * hidden / kStreamedParts;
   return static_cast<double>(row.begin_ns) + parts + std::max(memory, working) + 0.1 * std::min(memory, working);
+}
+
+double boxed_ns(Facts const& row, Call const& call, int64_t sm_count) {
+  int64_t const inner = call.sizes[kSizeInner], hidden = call.sizes[kSizeHidden];
+  double const pairs = static_cast<double>(call.sizes[kSizePairs]);
+  Dealt const dealt(call, row.tile_tokens);
+  double const full = std::min(std::max((pairs / dealt.tiles - static_cast<double>(kBox)) / static_cast<double>(row.tile_tokens - kBox), 0.0), 1.0);
+  double const column_ns = (static_cast<double>(row.few_ps) + static_cast<double>(row.many_ps - row.few_ps) * full) / 1000.0;
+  double taken = kBoxedBegin + pairs * (8.0 * static_cast<double>(hidden) + 4.0 * static_cast<double>(inner)) / kBoxedMoved;
+  struct {
+    int64_t rows, k;
+  } const products[] = {{2 * inner, hidden}, {hidden, inner}};
+  for (auto const& of : products) {
+    double const memory = dealt.active * static_cast<double>(of.rows) * static_cast<double>(of.k) * static_cast<double>(row.bits) / 8.0 / kMemory;
+    double const waves = dealt.tiles * static_cast<double>(ceil_div(of.rows, row.tile_n)) / static_cast<double>(sm_count * row.ctas_of_sm);
+    double const working = std::max(0.5 * (waves + std::ceil(waves)), 1.0) * (static_cast<double>(of.k) * column_ns + kBoxedTurn);
+    taken += std::max(memory, working) + 0.1 * std::min(memory, working);
+  }
+  return taken;
 }
 
 double product_ns(Call const& call, int64_t n, int64_t k, int64_t sm_count, int64_t bits) {
@@ -84,6 +104,7 @@ double model_ns(Row const& of, Call const& call, int64_t sm_count) {
   Facts const& row = reinterpret_cast<Facts const&>(of.facts);
   if (row.apart != 0) return apart_ns(call, sm_count, row.bits);
   if (row.streamed != 0) return streamed_ns(row, call, sm_count);
+  if (row.many_ps != 0) return boxed_ns(row, call, sm_count);
   int64_t const pairs = call.sizes[kSizePairs];
   Dealt const dealt(call, row.tile_tokens);
   double const active = dealt.active, tiles = row.bits < 8 ? dealt.tiles : active + static_cast<double>(pairs / row.tile_tokens);

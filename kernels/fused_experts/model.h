@@ -7,7 +7,7 @@ namespace gemmill::fused_moe {
 
 // Row::facts; the order of fields is the interface. `Facts` there describes each.
 struct Facts {
-  int64_t tile_tokens, bits, tile_ps, begin_ns, apart, streamed, code_ps, coders, alone_ps;
+  int64_t tile_tokens, bits, tile_ps, begin_ns, apart, streamed, code_ps, coders, alone_ps, few_ps, many_ps, tile_n, ctas_of_sm;
 };
 static_assert(sizeof(Facts) <= sizeof(Row::facts));
 

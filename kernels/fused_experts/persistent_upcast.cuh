@@ -85,7 +85,7 @@ struct UpcastMm {
   static constexpr int kEnds = (kStages + 1) / 2 + 1;       // tiles whose epilogue data are there
   static constexpr int kOfEnd = std::max(kTileM, 32);       // rows of these
   static constexpr int kPitch = 20;                         // of sums that a warp passes on, from one row to the next: banks apart
-  static constexpr int kBoxesAtOnce = kTileM > 64 ? 2 : 1;  // of eight rows of sums that a warp passes on
+  static constexpr int kBoxesAtOnce = kTileM > 64 ? 4 : 1;  // of eight rows of sums that a warp passes on
   static constexpr int kCtas = 4 / row_groups;              // on a multiprocessor
   static constexpr int kEvenRegisters = 65536 / kCtas / kThreads / 8 * 8, kOtherRegisters = 64;
   static constexpr int kSumRegisters = (kEvenRegisters * kThreads - kOtherRegisters * 128) / kConsumers / 8 * 8;  // where many begin

@@ -57,6 +57,8 @@ class Body:
     """Warps that code a tile's rows; 0 for one each."""
     alone_ps: Mapping[int, int] = field(default_factory=dict)
     """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
+    column_ps: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Picoseconds of a column along K, of a tile with eight rows and of a full one. Dense tiles that it has take waves."""
 
 
 _DENSE = [packing for packing in PACKINGS if not (packing.sparse_group or packing.is_coded)]
@@ -70,7 +72,8 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 
 # Constants of tiles of nvfp4 are fitted to 87 calls of 15 layers, those of mxfp4 x e4m3 to 80 of 22 (H200, 2026-11-27 and 2026-11-28;
 # docs/notes/fused_experts.md). Gathered tiles of 32 to 128 rows have those of 2026-11-23, and while alone take as long as tiles in order.
-# Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer.
+# Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer. Columns of boxed
+# tiles are fitted to 36 calls of nine layers, nine of these calls of tiles of 128 rows (H200, 2026-11-28 and 2026-11-29).
 _BY_GROUPS = Body(
     header="packed_experts",
     launch="launch_packed_experts",
@@ -144,8 +147,9 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", "WarpgroupProducts"),
             stages=_of(_DENSE, {16: 7, 32: 5, 64: 6, 128: 4}) | _of(_SPARSE, {16: 7, 64: 6}),
             row_groups={16: 2, 32: 2, 64: 4, 128: 3},
-            tile_ps={16: 300, 32: 273, 64: 373, 128: 500},
-            alone_ps={16: 3170, 32: 2690, 64: 4850, 128: 7300},
+            tile_ps={16: 300, 64: 373},
+            alone_ps={16: 3170, 64: 4850},
+            column_ps={32: (3450, 5080), 64: (4550, 7500), 128: (2600, 9500)},
             begin_ns=20500,
         ),
     ),

@@ -33,6 +33,11 @@ Constants of streamed weights are fitted to 46 calls of nine layers, eight of th
 171 calls of 29 layers (H200, 2026-11-26 to 2026-11-28; docs/notes/fused_experts.md).
 """
 
+_BOXED_BEGIN, _BOXED_TURN, _BOXED_MOVED = 10500.0, 800.0, 2800.0
+"""Of tiles that take waves: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of ordered rows, results
+and parts, which are written and read (H200, 2026-11-29)."""
+_BOX = 8
+"""Rows of the smallest box."""
 _HELD, _WAITED_ROWS = 2048, 40.0
 """Columns of a row that one warp codes in one step, and rows of all experts that cost as much as one more row to code (H200,
 2026-11-28)."""
@@ -59,6 +64,14 @@ class RowFacts(NamedTuple):
     """Warps that code a tile's rows."""
     alone_ps: int
     """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
+    few_ps: int
+    """Of a tile that takes waves: picoseconds of a column along K with eight rows."""
+    many_ps: int
+    """The same of a full tile; 0 of other tiles."""
+    tile_n: int
+    """Its rows of weights."""
+    ctas_of_sm: int
+    """CTAs of a multiprocessor."""
 
 
 def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
@@ -69,6 +82,8 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
         return _apart_ns(call, sm_count, facts.bits)
     if facts.streamed:
         return _streamed_ns(facts, call, sm_count)
+    if facts.many_ps:
+        return _boxed_ns(facts, call, sm_count)
     active, tiles = _dealt(call, facts.tile_tokens)
     if facts.bits >= 8:
         tiles = active + float(pairs // facts.tile_tokens)
@@ -89,6 +104,22 @@ def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
     fullest = min(float(facts.tile_tokens), 2.0 * float(pairs) / active - 1.0)
     rows = max(1.0, fullest / float(facts.coders)) + float(pairs) / (_WAITED_ROWS * float(facts.coders))
     return float(facts.code_ps) / 1000.0 * float(inner) * rows
+
+
+def _boxed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
+    """The same of tiles of rows in boxes, whose columns take longer the more boxes they have. CTAs take tiles as they come, so of the last
+    wave half counts where it is begun."""
+    pairs, inner, hidden, _ = call.sizes
+    active, tiles = _dealt(call, facts.tile_tokens)
+    full = min(max((float(pairs) / tiles - float(_BOX)) / float(facts.tile_tokens - _BOX), 0.0), 1.0)
+    column_ns = (float(facts.few_ps) + float(facts.many_ps - facts.few_ps) * full) / 1000.0
+    taken = _BOXED_BEGIN + float(pairs) * (8.0 * float(hidden) + 4.0 * float(inner)) / _BOXED_MOVED
+    for rows, k in ((2 * inner, hidden), (hidden, inner)):
+        memory = active * float(rows) * float(k) * float(facts.bits) / 8.0 / _MEMORY
+        waves = tiles * float(-(-rows // facts.tile_n)) / float(sm_count * facts.ctas_of_sm)
+        working = max(0.5 * (waves + float(math.ceil(waves))), 1.0) * (float(k) * column_ns + _BOXED_TURN)
+        taken += max(memory, working) + 0.1 * min(memory, working)
+    return taken
 
 
 def _streamed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:

@@ -9,6 +9,7 @@ from gemmill.families.fused_experts.model import RowFacts, model_ns
 from gemmill.families.fused_experts.order import order_of
 from gemmill.family import Needs, Reach, Row
 from gemmill.family.operand import MOST_OF_TMA, TMA_BYTES
+from gemmill.formats.layout import SIDE
 
 _TILE_PS = {8: 290, 16: 400, 32: 706}
 """Picoseconds for 1,024 bytes of weights, by a tile's rows.
@@ -17,13 +18,15 @@ Times of 256 and 1,024 tokens of Qwen3-30B-A3B gave them (H200, 2026-11-22; docs
 """
 _STREAMED_TILE_PS = {8: 159, 16: 126, 32: 158, 64: 217}
 """The same of streamed weights, from times of the first product of 1,024 tokens (H200, 2026-11-23; docs/notes/fused_experts.md)."""
+_GROUPS_OF_SM = 4
+"""Groups of threads on different rows of weights, of all CTAs of a multiprocessor (kernels/fused_experts/persistent_upcast.cuh)."""
 _BEGIN_NS, _SHARED_BEGIN_NS, _WARPS_BEGIN_NS = 12000, 10800, 17000
 """Nanoseconds of three launches of few tiles. Two CTAs share streamed tiles of 8 rows, so more multiprocessors read."""
 
 
 def _tile_ps(config: AnyConfig) -> int:
     if isinstance(config, PackedExpertsConfig):
-        return config.body.tile_ps[config.tile_tokens]
+        return config.body.tile_ps.get(config.tile_tokens, 0)
     return (_STREAMED_TILE_PS if config.streamed else _TILE_PS)[config.tile_tokens]
 
 
@@ -42,8 +45,19 @@ def _coding(config: AnyConfig) -> tuple[int, int]:
     return config.body.code_ps[config.tile_tokens], config.body.coders or config.tile_tokens
 
 
+def _columns(config: AnyConfig) -> tuple[int, int, int, int]:
+    """Of a tile that takes waves: picoseconds of a column along K with eight rows and with all, rows of weights, CTAs of a
+    multiprocessor. Else zeros."""
+    if not isinstance(config, PackedExpertsConfig) or config.packing.sparse_group:
+        return 0, 0, 0, 0
+    few_ps, many_ps = config.body.column_ps.get(config.tile_tokens, (0, 0))
+    groups = config.body.row_groups[config.tile_tokens]
+    return (few_ps, many_ps, groups * SIDE, _GROUPS_OF_SM // groups) if many_ps else (0, 0, 0, 0)
+
+
 def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
     code_ps, coders = _coding(config)
+    few_ps, many_ps, tile_n, ctas = _columns(config)
     yield Row(
         kernel=kernel,
         call_class=CLASSES.number(config),
@@ -60,6 +74,10 @@ def _rows(config: AnyConfig, kernel: int) -> Iterator[Row]:
             code_ps=code_ps,
             coders=coders,
             alone_ps=config.body.alone_ps.get(config.tile_tokens, 0) if isinstance(config, PackedExpertsConfig) else 0,
+            few_ps=few_ps,
+            many_ps=many_ps,
+            tile_n=tile_n,
+            ctas_of_sm=ctas,
         ),
     )
 
