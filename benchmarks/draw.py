@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the SVG of one result")
     options = parser.parse_args(arguments)
     for path in options.results:
-        target = options.out or options.out_dir / f"{path.stem}.svg"
+        target = options.out or options.out_dir / f"{path.name.partition('.')[0]}.svg"
         text = plot.drawn(read_result(path))
         if text is None:
             print(f"{path} compares nothing with a peer")

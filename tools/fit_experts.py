@@ -4,7 +4,7 @@
     python tools/fit_experts.py fit.json --judged others.json --tile t8o --steps 4000      # and with the tile's constants fitted
     python tools/fit_experts.py fit.json --steps 800 --by-layer                            # each layer judged by a fit to the others
 
-Takes results of `benchmarks/run.py fused_experts --variants --draw SEED`; seeds of both lists differ. The loss of a call is (time of the
+Takes results of `benchmarks/run.py fused_experts --variants --draw SEED`, packed by xz or not; seeds of both lists differ. The loss of a call is (time of the
 variant that the model puts first) / (time of the fastest timed), less one. Constants of the other tiles are held. The search minimises
 the mean loss, where variants have chances by their modelled times, and the squared logarithmic error of the tile's times. It prints
 the constants that the tile has for main_loop.py, and writes nothing.
@@ -12,6 +12,7 @@ the constants that the tile has for main_loop.py, and writes nothing.
 
 import argparse
 import json
+import lzma
 import math
 import random
 import statistics
@@ -51,7 +52,7 @@ def read(paths: Iterable[Path]) -> list[Timed]:
     """The calls of sweeps. Raises ValueError where a file is another kind of result."""
     found = []
     for path in paths:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes())
         if told.get("kind") != "sweep" or any(len(shape) != SIZES for shape in told["shapes"]):
             raise ValueError(
                 f"{path} is {told.get('program')} of kind {told.get('kind')}, expected run.py {NAME} --variants"

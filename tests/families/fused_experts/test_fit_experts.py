@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import fit_experts as program  # noqa: E402
 
-KEPT = ROOT / "benchmarks/results/fused_experts-tiles8-2711401-h200-2026-11-28.json"
+KEPT = ROOT / "benchmarks/results/fused_experts-tiles8-2711401-h200-2026-11-28.json.xz"
 PREFIX = "sm90a_fusedfp4experts_mxfp4_e4m3_"
 
 

@@ -287,7 +287,7 @@ def test_a_tile_is_of_one_body_which_tells_all_of_it() -> None:
             assert len(tiles) == len(set(tiles)), (loop, packing)
         for body in bodies:
             tiles = {tile for stages in body.stages.values() for tile in stages}
-            assert body.row_groups.keys() >= tiles <= body.tile_ps.keys(), (loop, body.header)
+            assert body.row_groups.keys() >= tiles <= {*body.tile_ps, *body.column_ps}, (loop, body.header)
             for packing in body.stages if any(body.products) else ():
                 assert body.products[bool(packing.sparse_group)], (loop, body.header, packing)
 
@@ -308,7 +308,7 @@ def test_kernels_by_warps_on_sm120f() -> None:
 
 def test_names_rules_and_selections() -> None:
     configs = list(packed(Arch.SM90A))
-    assert len(configs) == 50 and not list(packed(Arch.SM100A))
+    assert len(configs) == 52 and not list(packed(Arch.SM100A))
     chosen = {to_name(config).split("fp4experts_")[1] for config in set(configs) & set(default(Arch.SM90A))}
     assert {"nvfp4_t8", "nvfp4_t8w", "nvfp4_sparse16_t8w", "mxfp4_e4m3_t16"} < chosen and "mxfp4_t64" not in chosen
     assert set(configs) < set(sweep(Arch.SM90A)) and set(default(Arch.SM90A)) < set(sweep(Arch.SM90A))
@@ -321,13 +321,14 @@ def test_names_rules_and_selections() -> None:
         (ExpertLoop.GATHERED, {8, 16, 32, 64, 128}),
         (ExpertLoop.WIDE, {8}),
         (ExpertLoop.PERSISTENT, {8, 16, 32, 48, 64, 112, 224}),
-        (ExpertLoop.BOXED, {16, 32, 64}),
+        (ExpertLoop.BOXED, {16, 32, 64, 128}),
     ):
         assert {config.tile_tokens for config in configs if config.main_loop is loop} == tiles
     assert {
         "mxfp4_e4m3_t8o",
         "mxfp4_e4m3_t224o",
         "nvfp4_t64wo",
+        "nvfp4_t128wo",
         "nvfp4_sparse16_t64wo",
     } < chosen and "mxfp4_t32o" not in chosen
     wrong = first_rejection(

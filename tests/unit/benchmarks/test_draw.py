@@ -63,14 +63,14 @@ def test_shares_of_the_roofline() -> None:
 
 
 def test_what_compares_nothing_is_said(tmp_path, capsys) -> None:
-    paths = [RESULTS / "offload-h200-2026-11-22.json", RESULTS / "moe-drawn-9802-h200-2026-11-23.json"]
+    paths = [RESULTS / "offload-h200-2026-11-22.json", RESULTS / "moe-drawn-9802-h200-2026-11-23.json.xz"]
     assert draw.main([*map(str, paths), "--out-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{paths[0]} compares nothing with a peer",
         f"written: {tmp_path}/moe-drawn-9802-h200-2026-11-23.svg",
     ]
     assert draw.main([str(paths[1]), "--out", str(tmp_path / "x.svg")]) == 0
-    assert (tmp_path / "x.svg").read_text() == plot.drawn(json.loads(paths[1].read_text()))
+    assert (tmp_path / "x.svg").read_text() == plot.drawn(json.loads(lzma.decompress(paths[1].read_bytes())))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ A pair is a token and one of its experts. For each pair:
     x         the e4m3 code of x / scale; x itself where weights have 16 bits
     products  scales (codes W13), plus bias, times the router's weight where that belongs to the input; rounded to x's dtype
     results   activation(gate) up in float32; coded as x is, or rounded to x's dtype
-    part      (scales (results W2), plus bias) times the router's weight, in float32
+    part      (scales (results W2), plus bias) times the router's weight, in float32; kernels of packed weights round it to x's dtype
     out       parts of a token's experts, summed in their order in float32, and rounded once
 
 Packed weights decode first: the product of each code, scale and base is exact in float64. Sums of products are in
