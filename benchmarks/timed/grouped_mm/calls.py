@@ -288,7 +288,5 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--routing", default="even", help=f"with commas, of {', '.join(ROUTINGS)}")
     parser.add_argument("--layers", help="EXPERTSxTOPxNxK with commas; the table's by default")
     parser.add_argument("--tokens", help=f"with commas; {', '.join(map(str, TOKENS))} by default")
-    parser.add_argument(
-        "--draw", type=int, metavar="SEED", help="draw layers, routings and, without --tokens, tokens"
-    )
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw layers, routings and, without --tokens, tokens")
     parser.add_argument("--draws", type=int, default=12, help="how many are drawn")

@@ -1,6 +1,7 @@
 """The program of the page on pruning, at a small size; the page's figures are those of its results."""
 
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def test_all_formats_are_measured_on_all_weights() -> None:
 
 def test_the_page_has_the_figures_of_the_results() -> None:
     page = (ROOT / "docs" / "sparse_mm.md").read_text()
-    named = re.search(r"\(\.\./(benchmarks/results/weight-quality-[\w-]+\.json)\)", page)
+    named = re.search(r"\(\.\./(benchmarks/results/weight-quality-[\w-]+\.json\.xz)\)", page)
     assert named is not None
-    results = json.loads((ROOT / named[1]).read_text())
+    results = json.loads(lzma.decompress((ROOT / named[1]).read_bytes()))
     assert f"commit {results['commit'][:10]} |" in page
     by_format: dict[str, list[str]] = {}
     for row in results["rows"]:
