@@ -387,6 +387,27 @@ def test_tiles_of_few_rows_are_not_chosen_where_one_warp_codes_many_long_rows(
     assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_tokens in tiles
 
 
+@pytest.mark.parametrize(
+    ("tokens", "layer", "tiles"),
+    [
+        (16, (8, 6, 2688, 10880), {128}),  # 136 us; 154 by tiles of 32, 156 by tiles of 64
+        (256, (32, 8, 1408, 384), {128}),  # 44.7 us; 51.4 by tiles of 32, 61.0 by tiles of 64
+        (16, (32, 8, 1408, 384), {8, 32, 128}),  # 25.9 to 26.8 us
+        (1024, (128, 8, 2048, 768), {128}),  # 261 us; 274 by tiles of 64, 328 by tiles of 32
+        (8192, (128, 8, 2048, 768), {128}),
+    ],
+)
+def test_nvfp4_tiles_are_the_fastest_that_were_timed(
+    tokens: int, layer: tuple[int, int, int, int], tiles: set[int]
+) -> None:
+    experts, top, hidden, inner = layer
+    configs = [c for c in default(Arch.SM90A) if isinstance(c, PackedExpertsConfig) and str(c.packing) == "nvfp4"]
+    rows = [row for i, config in enumerate(configs) for row in TUNING.rows(config, i)]
+    sizes = (tokens * top, inner, hidden, experts)
+    call = ShapedCall(family="fused_experts", call_class=0, sizes=sizes, alignments=(16, 16, 16))
+    assert min(rows, key=lambda row: TUNING.model_ns(row, call, 132)).facts.tile_tokens in tiles
+
+
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_cases_pass_on_a_cpu(packing: Packing) -> None:
     config = next(config for config in packed(Arch.SM90A) if config.packing == packing)

@@ -18,6 +18,7 @@ from gemmill.runtime.choosing import Trust
 from gemmill.runtime.select import Choice, Rejected
 from gemms import MeasuredOp, gemm
 from harness import stand_in
+from harness.contenders import FieldError
 from harness.drawing import (
     LADDER,
     LEAST_BYTES,
@@ -40,7 +41,7 @@ from harness.measuring import Measurement
 from harness.sieve import QuickDry, Sieve, Sieved, Variants, chosen_for, sieved
 from harness.statistics import sample
 from harness.verdict import class_record, verdict_text, worst_step
-from peers import humming
+from peers import deep_gemm, humming
 from peers.humming_experts import HummingExperts
 from timed import families
 
@@ -414,6 +415,35 @@ def test_layers_that_are_drawn_are_those_that_humming_compiles(monkeypatch):
     options.humming, options.humming_jobs, options.drawn, options.vllm_so = "folder", 2, shapes, "/vllm/_C.so"
     assert humming.contenders("fused_experts", options, []) == [layer]
     assert asked == [p for p in shapes if p.kind == "nvfp4"] != []
+
+
+def test_hummings_experts_want_the_library_that_sorts_rows(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(humming, "experts_contender", lambda folder: HummingExperts(of=None))
+    monkeypatch.setattr(humming.torch.ops, "load_library", loaded.append)
+    options = program.parse([*ARGUMENTS, "--humming", "folder", "--vllm-moe-so", "/vllm/_moe_C.so"])
+    assert humming.contenders("fused_experts", options, []) and loaded == ["/vllm/_moe_C.so"]
+    options.vllm_moe_so = None
+    with pytest.raises(FieldError, match="Humming's layers of experts want --vllm-moe-so, or --vllm-so beside which"):
+        humming.contenders("fused_experts", options, [])
+
+
+def test_grouped_layers_that_are_drawn_have_the_tokens_asked_for_and_deep_gemm_compiles_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(deep_gemm, "load_package", lambda folder: None)
+    monkeypatch.setattr(deep_gemm, "forms_of", lambda package: ["form"])
+    monkeypatch.setattr(
+        deep_gemm.deep_gemm_experts, "compile_ahead", lambda *given: asked.extend(given[2]) or "compiled"
+    )
+    family = ["--family", "grouped_mm", "--classes", "fp8_groups,bf16", "--shapes", "2"]
+    options = program.parse([*ARGUMENTS, *family, "--calls", "--tokens 5,7 --routing random"])
+    options.dry_run = False
+    shapes, _ = program.workloads_of(options)
+    layers = [(p.kind, p.experts, p.n, p.k, p.top) for p in shapes]
+    assert [p.tokens for p in shapes] == [5, 7] * 4 and layers[::2] == layers[1::2] and len(set(layers)) == 4
+    options.deep_gemm, options.deep_gemm_jobs, options.drawn, notes = "folder", 2, shapes, []
+    assert deep_gemm.contenders("grouped_mm", options, notes) == ["form"] and notes == ["compiled"]
+    assert [p for p in shapes if p.kind == "fp8_groups"] == asked[:4]
 
 
 def test_what_hung_is_not_tried_again(tmp_path, capsys):
