@@ -50,7 +50,7 @@ struct SparseWgmma;
 #define GEMMILL_WGMMA(rows, instruction, operands, end)                                                                     \
   "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async." instruction " {" GEMMILL_SUMS_##rows "}, " operands ", p, 1, 1" end ";}"
 
-// `operands`: numbers of the operands A and B; `sparse`: of metadata and its selector.
+// `operands`: numbers of the operands A and B, and with sparse weights of metadata and its selector.
 #define GEMMILL_E4M3(rows, operands)                                                                                        \
   template <>                                                                                                               \
   struct Wgmma<cutlass::float_e4m3_t, rows> {                                                                               \
@@ -60,7 +60,7 @@ struct SparseWgmma;
       asm volatile(GEMMILL_WGMMA(rows, "sync.aligned.m64n" #rows "k32.f32.e4m3.e4m3", operands, "") : GEMMILL_KEPT_##rows : GEMMILL_A); \
     }                                                                                                                       \
   };
-#define GEMMILL_BF16(rows, operands, sparse)                                                                                \
+#define GEMMILL_BF16(rows, operands)                                                                                        \
   template <>                                                                                                               \
   struct Wgmma<cutlass::bfloat16_t, rows> {                                                                                 \
     template <int count>                                                                                                    \
@@ -68,11 +68,12 @@ struct SparseWgmma;
       static_assert(count >= rows / 2, "a thread has half as many sums as there are rows");                                 \
       asm volatile(GEMMILL_WGMMA(rows, "sync.aligned.m64n" #rows "k16.f32.bf16.bf16", operands, ", 0") : GEMMILL_KEPT_##rows : GEMMILL_A); \
     }                                                                                                                       \
-  };                                                                                                                        \
+  };
+#define GEMMILL_SPARSE_BF16(rows, operands)                                                                                 \
   template <int selector>                                                                                                   \
   struct SparseWgmma<rows, selector> {                                                                                      \
     __device__ __forceinline__ static void add(float (&d)[32], uint32_t const* a, uint64_t b, uint32_t metadata) {          \
-      asm volatile(GEMMILL_WGMMA(rows, "sp.sync.aligned.m64n" #rows "k32.f32.bf16.bf16", operands sparse, ", 0")            \
+      asm volatile(GEMMILL_WGMMA(rows, "sp.sync.aligned.m64n" #rows "k32.f32.bf16.bf16", operands, ", 0")                   \
                    : GEMMILL_KEPT_##rows                                                                                    \
                    : GEMMILL_A, "r"(metadata), "n"(selector));                                                              \
     }                                                                                                                       \
@@ -89,11 +90,15 @@ GEMMILL_E4M3(176, "{%88, %89, %90, %91}, %92")
 GEMMILL_E4M3(192, "{%96, %97, %98, %99}, %100")
 GEMMILL_E4M3(208, "{%104, %105, %106, %107}, %108")
 GEMMILL_E4M3(224, "{%112, %113, %114, %115}, %116")
-GEMMILL_BF16(32, "{%16, %17, %18, %19}, %20", ", %21, %22")
-GEMMILL_BF16(40, "{%20, %21, %22, %23}, %24", ", %25, %26")
-GEMMILL_BF16(48, "{%24, %25, %26, %27}, %28", ", %29, %30")
-GEMMILL_BF16(64, "{%32, %33, %34, %35}, %36", ", %37, %38")
-GEMMILL_BF16(96, "{%48, %49, %50, %51}, %52", ", %53, %54")
-GEMMILL_BF16(128, "{%64, %65, %66, %67}, %68", ", %69, %70")
+GEMMILL_BF16(32, "{%16, %17, %18, %19}, %20")
+GEMMILL_BF16(40, "{%20, %21, %22, %23}, %24")
+GEMMILL_BF16(48, "{%24, %25, %26, %27}, %28")
+GEMMILL_BF16(64, "{%32, %33, %34, %35}, %36")
+GEMMILL_BF16(96, "{%48, %49, %50, %51}, %52")
+GEMMILL_BF16(128, "{%64, %65, %66, %67}, %68")
+GEMMILL_SPARSE_BF16(32, "{%16, %17, %18, %19}, %20, %21, %22")
+GEMMILL_SPARSE_BF16(40, "{%20, %21, %22, %23}, %24, %25, %26")
+GEMMILL_SPARSE_BF16(48, "{%24, %25, %26, %27}, %28, %29, %30")
+GEMMILL_SPARSE_BF16(64, "{%32, %33, %34, %35}, %36, %37, %38")
 
 }  // namespace gemmill

@@ -58,7 +58,7 @@ class Body:
     alone_ps: Mapping[int, int] = field(default_factory=dict)
     """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
     column_ps: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Picoseconds of a column along K, of a tile with eight rows and of a full one. Dense tiles that it has take waves."""
+    """Picoseconds of a column along K, of a tile of dense weights with eight rows and of a full one. The model counts waves of such tiles."""
 
 
 _DENSE = [packing for packing in PACKINGS if not (packing.sparse_group or packing.is_coded)]

@@ -34,8 +34,8 @@ Constants of streamed weights are fitted to 46 calls of nine layers, eight of th
 """
 
 _BOXED_BEGIN, _BOXED_TURN, _BOXED_MOVED = 10500.0, 800.0, 2800.0
-"""Of tiles that take waves: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of ordered rows, results
-and parts, which are written and read (H200, 2026-11-29)."""
+"""Of boxed tiles: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of ordered rows, results and parts,
+which are written and read (H200, 2026-11-29)."""
 _BOX = 8
 """Rows of the smallest box."""
 _HELD, _WAITED_ROWS = 2048, 40.0
@@ -65,7 +65,7 @@ class RowFacts(NamedTuple):
     alone_ps: int
     """Picoseconds of a column along K in a tile whose multiprocessor has no other."""
     few_ps: int
-    """Of a tile that takes waves: picoseconds of a column along K with eight rows."""
+    """Of a boxed tile: picoseconds of a column along K with eight rows."""
     many_ps: int
     """The same of a full tile; 0 of other tiles."""
     tile_n: int
@@ -107,8 +107,8 @@ def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
 
 
 def _boxed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
-    """The same of tiles of rows in boxes, whose columns take longer the more boxes they have. CTAs take tiles as they come, so of the last
-    wave half counts where it is begun."""
+    """The same of tiles whose rows come in boxes: a column takes longer the more boxes a tile has. CTAs take tiles as they become free, so
+    the part of the last wave that has no tiles counts half."""
     pairs, inner, hidden, _ = call.sizes
     active, tiles = _dealt(call, facts.tile_tokens)
     full = min(max((float(pairs) / tiles - float(_BOX)) / float(facts.tile_tokens - _BOX), 0.0), 1.0)

@@ -46,7 +46,7 @@ def _coding(config: AnyConfig) -> tuple[int, int]:
 
 
 def _columns(config: AnyConfig) -> tuple[int, int, int, int]:
-    """Of a tile that takes waves: picoseconds of a column along K with eight rows and with all, rows of weights, CTAs of a
+    """Of a boxed tile of dense weights: picoseconds of a column along K with eight rows and with all, rows of weights, CTAs of a
     multiprocessor. Else zeros."""
     if not isinstance(config, PackedExpertsConfig) or config.packing.sparse_group:
         return 0, 0, 0, 0
