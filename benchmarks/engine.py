@@ -31,7 +31,7 @@ from served.agreement import agreement, with_itself
 from served.loading import PROFILES
 from served.models import MODELS, Model, has_weights, model_of
 from served.random_weights import LOAD_FORMAT
-from served.side import SUBJECT, EngineError, Side
+from served.side import SUBJECT, EngineError, Side, end_engines_on_sigterm
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ENGINE, OTHER = "engine", "other"
@@ -375,4 +375,5 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 if __name__ == "__main__":
+    end_engines_on_sigterm()
     sys.exit(main())

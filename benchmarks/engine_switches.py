@@ -28,7 +28,7 @@ from engine import RESULTS, version
 from harness import devices
 from harness.written import write_json
 from served.agreement import agreement, among_others
-from served.side import SUBJECT, EngineError, Side
+from served.side import SUBJECT, EngineError, Side, end_engines_on_sigterm
 from served.tiny import KINDS, LORA_RANK, LayerKind, adapter, written
 
 ENGINE = "engine"
@@ -283,4 +283,5 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_engines_on_sigterm()
     sys.exit(main())

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +35,11 @@ class EngineError(RuntimeError):
     """An engine failed, or its process ended."""
 
 
+def end_engines_on_sigterm() -> None:
+    """SIGTERM, which `timeout` sends, ends the program as an exception does, so that its engines end too and leave the GPU."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 class Side:
     """An engine that starts at once; `answer` waits for it."""
 
@@ -47,7 +54,7 @@ class Side:
     ) -> None:
         """`folder` gets the process's log and caches. The plugin serves where `is_served`, without it where the name is SUBJECT.
         `variables` of the environment come last."""
-        self.name, self._log = name, folder / "log"
+        self.name, self._log, self._has_started = name, folder / "log", False
         package = folder / "served_random-0.dist-info"
         package.mkdir(parents=True)
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: served-random\nVersion: 0\n", encoding="utf-8")
@@ -60,6 +67,7 @@ class Side:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # vLLM's own processes are of its group
             )
         theirs.close()
 
@@ -79,16 +87,20 @@ class Side:
             raise self._ended() from error
         if "error" in found:
             raise EngineError(f"{self.name}: {found['error']}")
+        self._has_started = True
         return found
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process and all that it started. One that has not answered yet gets no time to end by itself."""
         try:
-            self._pipe.send_bytes(b'{"do": "stop"}')
-            self._process.wait(_END_SECONDS)
+            if self._has_started:
+                self._pipe.send_bytes(b'{"do": "stop"}')
+                self._process.wait(_END_SECONDS)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            pass
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._pipe.close()
 
     def log_lines(self) -> list[str]:

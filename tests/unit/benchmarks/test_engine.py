@@ -1,7 +1,10 @@
 """The program that serves a model with gemmill and without it: its own arithmetic, and its processes with an engine made of paper."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,10 +14,11 @@ import torch
 import engine as program
 import engine_tables
 from served import loading
+from served import side as side_module
 from served.agreement import agreement, with_itself
 from served.models import MODELS, model_of
 from served.random_weights import damping, fill
-from served.side import EngineError, Side
+from served.side import BENCHMARKS, EngineError, Side
 from unit.test_docs_tables import undated
 
 ONE = {
@@ -422,6 +426,60 @@ def test_a_side_that_ends_while_it_is_asked_says_so(paper_engine, tmp_path):
     with pytest.raises(EngineError, match=r"^engine: the engine's process ended"):
         side.ask("served")
     side.stop()
+
+
+STARTING = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_side_that_still_starts_ends_at_once_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "starting.py").write_text(STARTING)
+    side = Side("engine", {}, tmp_path / "side", program="starting")
+    while not (told := (tmp_path / "side/log").read_text()).endswith("\n"):
+        time.sleep(0.01)
+    begun = time.monotonic()
+    side.stop()
+    assert time.monotonic() - begun < side_module._END_SECONDS
+    while is_running(int(told)):
+        time.sleep(0.01)  # until the system has reaped it
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+ENDED = """
+import sys, time
+from pathlib import Path
+from served.side import Side, end_engines_on_sigterm
+from contextlib import ExitStack
+end_engines_on_sigterm()
+with ExitStack() as stack:
+    side = Side("engine", {}, Path(sys.argv[1]) / "side", program="starting")
+    stack.callback(side.stop)
+    side.answer()
+"""
+
+
+def test_sigterm_ends_the_engines_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{BENCHMARKS}")
+    (tmp_path / "starting.py").write_text(STARTING)
+    program = subprocess.Popen([sys.executable, "-c", ENDED, str(tmp_path)])
+    log = tmp_path / "side/log"
+    while not (log.exists() and (told := log.read_text()).endswith("\n")):
+        time.sleep(0.01)
+    program.terminate()
+    assert program.wait(60) == 128 + signal.SIGTERM
+    while is_running(int(told)):
+        time.sleep(0.01)
 
 
 def test_the_load_format_is_registered_once(monkeypatch):
