@@ -4,7 +4,7 @@
 // way from L2. So a tile of 64 rows has 256 rows of weights, one of 32 and of 16 rows has 128, and rows come in boxes of eight, as many as a tile has. The tensor core multiplies only
 // those: up to 16 by warps (mma.sync), more by groups of 128 threads (WGMMA) with instructions of 32, 40, 48 or 64.
 //
-// Where experts have hundreds of rows, conversion of weights binds, which each tile does anew: in the logic unit it takes about as long as the
+// Where experts have hundreds of rows, conversion of weights binds, which each tile does again: in the logic unit it takes about as long as the
 // tensor core takes for 64 rows. A tile of 128 rows, with instructions of 32, 64, 96 or 128, has 192 rows of weights: the sums of more do not fit.
 //
 // A warp has 16 rows of weights from their beginning to their end: it stores by itself, and waits for no other. The data for its epilogue

@@ -83,7 +83,7 @@ constexpr double kSharedBytes = 241.7;
 constexpr double kPromoting = 1.091;
 constexpr double kPromotion = 0.8044;
 constexpr double kScaleColumn = 0.75;
-constexpr double kSpilledColumn = 2.0;
+constexpr double kWideColumn = 2.0;
 constexpr double kPromotedLatency = 86.01;
 constexpr double kPromotedUnit = 14.46;
 constexpr double kPromotedColumn = 0.7334;
@@ -121,7 +121,7 @@ TreeInputs inputs_of(GemmFacts const& row, Call const& call, int64_t sm_count) {
                              (instructions * (2048.0 + 32.0 * columns) + written) / kSharedBytes);
   int64_t const slabs = row.tile_m * row.tile_n / row.columns;
   bool const is_fine = row.promotes > 2, is_scaled = row.box_rows > 0 && row.promotes > 0 && row.promotes <= 2;
-  double const scales = kScaleColumn * columns + kSpilledColumn * std::max(columns - 128.0, 0.0);
+  double const scales = kScaleColumn * columns + kWideColumn * std::max(columns - 128.0, 0.0);
   double const promotion = kPromotion + (is_scaled ? scales * row.promotes * (static_cast<double>(slabs) / 128.0) : 0.0);
   if (row.promotes) multiply = kPromoting * multiply + promotion * (row.tile_k / 128.0);
   double const promotions = static_cast<double>(row.promotes) * (row.tile_k / 128.0), partials = static_cast<double>(row.partials);

@@ -93,7 +93,7 @@ class Constants(NamedTuple):
     scale_column: float = 0.75
     """The time to read the scale of one column, and to multiply by it, at each promotion of a transposed tile with 128 rows of weights.
     This constant and the next are fitted to groups of 128 alone (docs/notes/tables.md)."""
-    spilled_column: float = 2.0
+    wide_column: float = 2.0
     """The time that each column beyond 128 adds to that. Two sets of sums of 160 take 160 of the 232 registers."""
     promoted_latency: float = 86.01
     """The time from when a WGMMA of a group of 32 is issued until its sums can be promoted. This constant and the next two are
@@ -271,7 +271,7 @@ def times_of(t: Terms, c: Constants, do: Arithmetic = OF_NUMBERS) -> Times:
     is_fine = v.promotes > 2
     # A transposed tile has a scale for each column. Boxes tell it from a square tile that is not transposed.
     is_scaled = (v.box_rows > 0) & (v.promotes > 0) & (v.promotes <= 2)
-    scales = c.scale_column * v.columns + c.spilled_column * do.larger(v.columns - 128, 0)
+    scales = c.scale_column * v.columns + c.wide_column * do.larger(v.columns - 128, 0)
     promotion = c.promotion + do.pick(is_scaled, scales * v.promotes * (tile_elements // v.columns / 128.0), 0.0)
     multiply = do.pick(v.promotes > 0, c.promoting * multiply + promotion * (v.tile_k / 128.0), multiply)
     # In groups of 32 the warps that issue a WGMMA promote its sums, and wait for them unless other sets are multiplied.
