@@ -16,8 +16,8 @@ from gemmill.families.fused_experts.order import order_of
 from gemmill.families.fused_experts.reference import GATE_UP, INTERLEAVED
 from gemmill.manifest import KernelEntry
 
-ROWS = (1, 7, 8, 9, 16, 17, 31, 64, 65, 130, 300)
-"""Of one expert: within, at and beyond tiles, and where boxed tiles change the instruction (at 16)."""
+ROWS = (1, 7, 8, 9, 16, 17, 31, 64, 65, 96, 97, 130, 300)
+"""Of one expert: within, at and beyond tiles, and where boxed tiles change the instruction (at 16, 32, 64 and 96)."""
 SIZES = ((2048, 768), (1088, 2112))
 
 

@@ -9,6 +9,7 @@ import torch
 from gemmill.families.fused_experts.cases.calls import NONE, ONE, CallSpec, arguments_of, make_given, wanted_of
 from gemmill.families.fused_experts.config import CODED, GROUP, AnyConfig, ExpertsConfig, PackedExpertsConfig
 from gemmill.families.fused_experts.functions import fused_experts_workspace
+from gemmill.families.fused_experts.main_loop import ExpertLoop
 from gemmill.families.fused_experts.ops import FUSED_EXPERTS
 from gemmill.families.fused_experts.reference import GATE_UP, INTERLEAVED, UP_GATE
 from gemmill.numerics.cases import CaseOutcome, SpecCase
@@ -135,6 +136,12 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         spec = replace(first, tokens=tile + 3, hidden=64, inner=_LONG, weights=2, topk=1)
         yield ExpertsCase(spec=_packed(spec, config))
         yield ExpertsCase(spec=replace(_packed(spec, config), data="integers"))
+    if (
+        isinstance(config, PackedExpertsConfig) and config.main_loop is ExpertLoop.BOXED
+    ):  # bands of tiles, of each product
+        for hidden, inner in ((_BANDED, step), (4 * step, _BANDED)):
+            spec = replace(first, tokens=24, hidden=hidden, inner=inner, weights=_MOST_PACKED, topk=4)
+            yield ExpertsCase(spec=replace(_packed(spec, config), data="integers"))
     if not config.group_size and config.packing is None:
         yield ExpertsCase(spec=replace(first, tokens=7, hidden=48, inner=80, weights=3, topk=2, order=INTERLEAVED))
     if config.dtype is CODED and not config.group_size:
@@ -143,6 +150,8 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
 
 _LONG = 2080
 """Columns of a row that a warp codes in several steps."""
+_BANDED = 8192
+"""Columns along K of which 16 tiles of 32 rows, or fewer of more, are a band (kernels/fused_experts/persistent_upcast.cuh)."""
 _MOST_PACKED = 40
 """The most experts in a case with packed weights: packing takes the host longer than all else."""
 
