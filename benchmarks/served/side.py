@@ -92,12 +92,10 @@ class Side:
 
     def stop(self) -> None:
         """Ends the process and all that it started. One that has not answered yet gets no time to end by itself."""
-        try:
-            if self._has_started:
+        if self._has_started:
+            with suppress(OSError, subprocess.TimeoutExpired):
                 self._pipe.send_bytes(b'{"do": "stop"}')
                 self._process.wait(_END_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
         with suppress(ProcessLookupError):  # all have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -378,21 +378,14 @@ struct UpcastMm {
     };
     if (kTileM == kManyRows || rows <= kManyRows) {
       by(cute::Int<32>{});
-    } else if constexpr (kTileM == 128) {
-      if (rows <= 64) {
-        by(cute::Int<64>{});
-      } else if (rows <= 96) {
-        by(cute::Int<96>{});
-      } else {
-        by(cute::Int<128>{});
-      }
     } else if constexpr (kTileM > kManyRows) {
-      if (rows <= 40) {
-        by(cute::Int<40>{});
-      } else if (rows <= 48) {
-        by(cute::Int<48>{});
+      constexpr int kSecond = kTileM == 128 ? 64 : 40, kThird = kTileM == 128 ? 96 : 48;  // rows of the instructions between
+      if (rows <= kSecond) {
+        by(cute::Int<kSecond>{});
+      } else if (rows <= kThird) {
+        by(cute::Int<kThird>{});
       } else {
-        by(cute::Int<64>{});
+        by(cute::Int<kTileM>{});
       }
     }
   }

@@ -107,8 +107,8 @@ def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
 
 
 def _boxed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
-    """The same of tiles whose rows come in boxes: a column takes longer the more boxes a tile has. CTAs take tiles as they become free, so
-    the part of the last wave that has no tiles counts half."""
+    """Estimated nanoseconds of a call by tiles whose rows come in boxes. A column takes longer the more boxes a tile has. CTAs take tiles as
+    they become free, so the part of the last wave that has no tiles counts half."""
     pairs, inner, hidden, _ = call.sizes
     active, tiles = _dealt(call, facts.tile_tokens)
     full = min(max((float(pairs) / tiles - float(_BOX)) / float(facts.tile_tokens - _BOX), 0.0), 1.0)

@@ -136,9 +136,8 @@ def of_config(config: AnyConfig) -> Iterator[ExpertsCase]:
         spec = replace(first, tokens=tile + 3, hidden=64, inner=_LONG, weights=2, topk=1)
         yield ExpertsCase(spec=_packed(spec, config))
         yield ExpertsCase(spec=replace(_packed(spec, config), data="integers"))
-    if (
-        isinstance(config, PackedExpertsConfig) and config.main_loop is ExpertLoop.BOXED
-    ):  # bands of tiles, of each product
+    if isinstance(config, PackedExpertsConfig) and config.main_loop is ExpertLoop.BOXED:
+        # Either product has several bands of tiles.
         for hidden, inner in ((_BANDED, step), (4 * step, _BANDED)):
             spec = replace(first, tokens=24, hidden=hidden, inner=inner, weights=_MOST_PACKED, topk=4)
             yield ExpertsCase(spec=replace(_packed(spec, config), data="integers"))
