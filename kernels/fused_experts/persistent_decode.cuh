@@ -60,7 +60,7 @@ struct DecodeMm {
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
   static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
 
-  static bool describe(Params& params, Args const& x) { return describe_rows<Input>(params.tokens, x, kTileM); }
+  static bool describe(Params& params, Args const& x) { return params.tiles_n <= Epilogue::kMostTiles && describe_rows<Input>(params.tokens, x, kTileM); }
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -282,11 +282,12 @@ struct DecodeMm {
   // Epilogues of this CTA's tiles: warps take turns.
   __device__ static void run_epilogues(Params const& params, SharedStorage& storage, int warp) {
     int const lane = threadIdx.x % 32;
+    typename Epilogue::State state;
     for (int i = warp;; i += kEpilogueWarps) {
       int const place = i % kSumStages;
       storage.summed[place].wait(i / kSumStages % 2);
       WorkTile const tile = storage.summed_tiles[place];
-      if (tile.weights < 0) return;
+      if (tile.weights < 0) break;
       int const count = min(tile.end - tile.m0, kTileM), n = tile.n0 + lane * 4;
       auto const own = Epilogue::row_of(params.x, tile.m0 + min(lane, count - 1));
       Epilogue const epilogue(params.x, tile.weights, n);
@@ -295,85 +296,128 @@ struct DecodeMm {
         float4 const found = *reinterpret_cast<float4 const*>(storage.sums[place] + row * kPitch + lane * 4);
         float const quad[4] = {found.x, found.y, found.z, found.w};
         auto const of_row = Epilogue::row_of_lane(own, row);
-        if (n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + row, n, of_row);
+        epilogue.put_row(params.x, quad, tile.m0 + row, n, of_row);
       }
       __syncwarp();
       if (lane == 0) storage.stored[place].arrive();
-      Epilogue::template finish_tile<DecodeMm>(params.x, tile.m0, count, tile.n0, asked);
+      Epilogue::template finish_tile<DecodeMm>(params.x, tile.m0, count, tile.n0, asked, state);
     }
+    Epilogue::template end<DecodeMm>(params.x, state);
   }
 };
 
-// The epilogue of the first product: the warp with the last part of a row codes it.
+// The epilogue of the first product. Rows that a warp can hold are coded by the warp that stores their last part. Longer ones are coded in
+// pieces, in the order of tiles: each warp that has stored a part takes a piece of the first tile that has any left, if that is finished.
+// So no CTA comes late because it codes for others. At the end warps take what is left. None waits long for a tile of a CTA that may not
+// run: the warp with the last part of the last tile finds all others finished.
 template <class Mm>
 struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
-  static constexpr int kCounter = 1;
+  static constexpr int kCounter = 1, kFirst = 4;                        // of tile_count: taken tiles; the first tile that may have pieces left
+  static constexpr int kHeld = 16, kMostHeld = kHeld * 128;             // columns of a row that a warp holds
+  static constexpr int kTogether = 8, kPieceColumns = kTogether * 128;  // of a piece
+  static constexpr int kPiece = 1 << 16, kMostTiles = kPiece / 2 - 1;   // a tile's count: its parts, and its taken pieces by kPiece
+  static constexpr int kLooks = 100;                                    // at an unfinished tile, at the end
   using GatedRows<Mm>::GatedRows;
   struct Row {
     float weight, scale;
   };
+  // The tile whose pieces a warp takes.
+  struct State {
+    int index = -1, listed = 0;
+    moe::Span tile{0, 0, -1};
+  };
 
+  __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld; }
   __device__ static Row row_of(Args const& x, int m) {
     auto const& of = x.layer.x;
     return {of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f, x.a_scales[m]};
   }
   __device__ static Row row_of_lane(Row const& own, int lane) { return {__shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)}; }
-  __device__ void put_row(Args const& x, float const (&quad)[4], int m, int n, Row const& row) const { this->put(x, quad, m, n, row.weight, row.scale); }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int m, int n, Row const& row) const {
+    float largest = 0.0f;
+    if (n < x.n) largest = this->put(x, quad, m, n, row.weight, row.scale);
+    if (is_held(x)) return;
+    largest = quant::reduce_lanes<32>(largest, quant::Max{});
+    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(x.layer.ws.inner_scales + m), __float_as_int(largest));
+  }
   __device__ static int ask(Args const&, int, int) { return 0; }
 
   template <class Kernel>
-  __device__ static void finish_tile(Args const& x, int m0, int count, int, int) {
-    __threadfence();
-    int last = 0;
-    if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == (x.n - 1) / Kernel::kRows;
-    __threadfence();
-    if (__shfl_sync(~0u, last, 0) == 0) return;
-    for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
+  __device__ static void finish_tile(Args const& x, int m0, int count, int, int, State& state) {
+    if (is_held(x)) {
+      __threadfence();
+      int last = 0;
+      if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == parts_of<Kernel>(x) - 1;
+      __threadfence();
+      if (__shfl_sync(~0u, last, 0) == 0) return;
+      for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
+    } else {
+      int const first = __ldcg(x.layer.ws.tile_count + kFirst);
+      __threadfence();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) atomicAdd(x.layer.ws.finished + m0, 1);
+      take_piece<Kernel>(x, state, first);
+    }
   }
 
-  // A row's results to codes, by a warp, which holds a row of up to 2048.
+  template <class Kernel>
+  __device__ static void end(Args const& x, State& state) {
+    if (is_held(x)) return;
+    for (int looks = 0; looks < kLooks; ++looks) {
+      while (take_piece<Kernel>(x, state, __ldcg(x.layer.ws.tile_count + kFirst))) looks = 0;
+      if (state.tile.weights < 0) return;
+      __nanosleep(200);
+    }
+  }
+
+  template <class Kernel>
+  __device__ static int parts_of(Args const& x) {
+    return (x.n - 1) / Kernel::kRows + 1;
+  }
+
+  // Codes a piece of the tile `first`, or of the next where none is left. Whether that tile was finished; there is none behind the last.
+  template <class Kernel>
+  __device__ static bool take_piece(Args const& x, State& state, int first) {
+    if (state.index < 0) state.listed = __ldcg(x.layer.ws.tile_count);
+    if (first = __shfl_sync(~0u, first, 0); first > state.index) {
+      state.index = first, state.tile = {0, 0, -1};
+      if (first < state.listed) state.tile = tile_at(x, first);
+    }
+    if (state.tile.weights < 0) return false;
+    int32_t* const counted = x.layer.ws.finished + state.tile.begin;
+    int found;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counted) : "memory");
+    if (!__all_sync(~0u, found % kPiece >= parts_of<Kernel>(x))) return false;
+    int const pieces = (x.layer.x.inner - 1) / kPieceColumns + 1, count = (state.tile.end - state.tile.begin) * pieces;
+    int piece = count;
+    if (threadIdx.x % 32 == 0 && found / kPiece < count) piece = atomicAdd(counted, kPiece) / kPiece;
+    piece = __shfl_sync(~0u, piece, 0);
+    if (piece >= count - 1) {
+      if (threadIdx.x % 32 == 0) atomicMax(x.layer.ws.tile_count + kFirst, state.index + 1);
+    }
+    if (piece < count) code_piece<kTogether>(x.layer, state.tile.begin + piece / pieces, piece % pieces);
+    return true;
+  }
+
+  // A row's results to codes, by a warp that holds it.
   __device__ static void code(gemmill::fused_moe::Params const& of, int64_t row) {
-    constexpr int kHeld = 16;
     int const lane = threadIdx.x % 32, pieces = of.x.inner / 4;
     float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
     auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
-    if (pieces > 32 * kHeld) return code_long(values, codes, pieces, of.ws.inner_scales + row);
     float4 held[kHeld];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) held[i] = __ldcg(values + min(lane + i * 32, pieces - 1));
     float largest = 0.0f;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) largest = largest_of(held[i], largest);
-    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
+    largest = quant::reduce_lanes<32>(largest, quant::Max{});
+    Coding const coding(largest, INFINITY);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       if (lane + i * 32 < pieces) codes[lane + i * 32] = word_of(coding, held[i]);
     }
-    if (lane == 0) of.ws.inner_scales[row] = coding.scale;
-  }
-
-  // The same of longer rows, which are read twice. A lane asks for eight pieces together: each alone would take a trip to L2.
-  __device__ static void code_long(float4 const* values, uint32_t* codes, int pieces, float* scale) {
-    constexpr int kTogether = 8;
-    int const lane = threadIdx.x % 32;
-    auto const visit = [&](auto const& use) {
-#pragma unroll 1
-      for (int first = lane; first - lane < pieces; first += 32 * kTogether) {
-        float4 held[kTogether];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kTogether; ++i) use(first + i * 32, held[i]);
-      }
-    };
-    float largest = 0.0f;
-    visit([&](int, float4 v) { largest = largest_of(v, largest); });
-    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
-    visit([&](int piece, float4 v) {
-      if (piece < pieces) codes[piece] = word_of(coding, v);
-    });
-    if (lane == 0) *scale = coding.scale;
+    if (lane == 0) of.ws.inner_scales[row] = largest;
   }
 };
 
@@ -381,22 +425,27 @@ struct DecodeGatedRows : GatedRows<Mm> {
 template <class Mm>
 struct DecodeParts : WeighedParts<Mm> {
   using Args = PackedArgs;
-  static constexpr int kCounter = 2;
+  static constexpr int kCounter = 2, kMostTiles = INT_MAX;
   using WeighedParts<Mm>::WeighedParts;
   using Row = OfRow;
+  struct State {};
 
   __device__ static Row row_of(Args const& x, int m) {
-    return {x.layer.ws.order[m], x.layer.x.weight_on_input ? 1.0f : x.a_scales[m], x.layer.ws.inner_scales[m]};
+    return {x.layer.ws.order[m], x.layer.x.weight_on_input ? 1.0f : x.a_scales[m], Coding(x.layer.ws.inner_scales[m], INFINITY).scale};
   }
   __device__ static Row row_of_lane(Row const& own, int lane) {
     return {__shfl_sync(~0u, own.pair, lane), __shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)};
   }
-  __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const { this->put(x, quad, row.pair, n, row.weight, row.scale); }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const {
+    if (n < x.n) this->put(x, quad, row.pair, n, row.weight, row.scale);
+  }
   __device__ static AskedRow ask(Args const& x, int m0, int count) { return ask_row(x.layer, m0, count); }
   template <class Kernel>
-  __device__ static void finish_tile(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
+  __device__ static void finish_tile(Args const& x, int m0, int count, int n0, AskedRow const& asked, State&) {
     sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, count, n0, asked);
   }
+  template <class Kernel>
+  __device__ static void end(Args const&, State&) {}
 };
 
 }  // namespace gemmill::fused_moe

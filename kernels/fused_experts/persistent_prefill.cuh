@@ -333,14 +333,8 @@ struct PrefillMm {
   }
 };
 
-// The first launch: tiles of an expert are as large as one another, and rows of results have no largest element yet.
+// The first launch: tiles of an expert are as large as one another.
 template <int kTokens, bool kCoded>
-struct PreparePrefill : PrepareOrdered<kTokens, kCoded, kUnitRows> {
-  static __device__ void run(OrderedParams const& p) {
-    PrepareOrdered<kTokens, kCoded, kUnitRows>::run(p);
-    int64_t const pairs = int64_t{p.layer.x.tokens} * p.layer.x.topk, step = int64_t{gridDim.x} * PreparePrefill::kThreads;
-    for (int64_t i = int64_t{blockIdx.x} * PreparePrefill::kThreads + threadIdx.x; i < pairs; i += step) p.layer.ws.inner_scales[i] = 0.0f;
-  }
-};
+using PreparePrefill = PrepareOrdered<kTokens, kCoded, kUnitRows>;
 
 }  // namespace gemmill::fused_moe

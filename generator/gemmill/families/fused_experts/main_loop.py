@@ -120,10 +120,9 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", ""),
             stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
             row_groups={8: 2},
-            tile_ps={8: 256},
-            begin_ns=27300,
-            code_ps={8: 844},
-            coders=1,
+            tile_ps={8: 247},
+            alone_ps={8: 900},
+            begin_ns=30800,
         ),
         Body(
             header="persistent_prefill",

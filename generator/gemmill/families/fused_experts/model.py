@@ -38,9 +38,8 @@ _BOXED_BEGIN, _BOXED_TURN, _BOXED_MOVED = 10500.0, 800.0, 2800.0
 which are written and read (H200, 2026-11-29)."""
 _BOX = 8
 """Rows of the smallest box."""
-_HELD, _WAITED_ROWS = 2048, 40.0
-"""Columns of a row that one warp codes in one step, and rows of all experts that cost as much as one more row to code (H200,
-2026-11-28)."""
+_WAITED_ROWS = 40.0
+"""Rows of all experts that cost as much as one more row to code (H200, 2026-11-28)."""
 
 
 class RowFacts(NamedTuple):
@@ -99,7 +98,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
     """The part of it in which results become codes. The fullest tile has about twice as many rows as the mean."""
-    if not facts.code_ps or (facts.coders == 1 and inner <= _HELD):
+    if not facts.code_ps:
         return 0.0
     fullest = min(float(facts.tile_tokens), 2.0 * float(pairs) / active - 1.0)
     rows = max(1.0, fullest / float(facts.coders)) + float(pairs) / (_WAITED_ROWS * float(facts.coders))
