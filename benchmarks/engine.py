@@ -39,7 +39,14 @@ PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 """Prompts whose outputs are held together: 396 scored positions, with --prompts more."""
 
+MOST_FIRST, NEAR = 4, 1.25
+"""Rounds that come first at most; times of one engine that are as long, as a ratio."""
+
 Json = dict[str, Any]
+
+
+class EngineTimeError(ValueError):
+    """Times that say nothing of an engine."""
 
 
 def arguments(model: Model, given: str, options: argparse.Namespace, folder: Path) -> Json:
@@ -68,22 +75,29 @@ def arguments(model: Model, given: str, options: argparse.Namespace, folder: Pat
 def timed(
     sides: Sequence[Side], rounds: int, turn: int, *, same: bool = False, **request: Any
 ) -> list[dict[str, float]]:
-    """Seconds of each engine, round by round; each has its own prompts unless all have the same. One round more comes first."""
-    found = []
-    for number in range(rounds + 1):
+    """Seconds of each engine, round by round; each has its own prompts unless all have the same.
+
+    One round more comes first, and others until each engine takes as long as in the round before: an engine may compile kernels when
+    it meets a number of rows.
+    """
+    found: list[dict[str, float]] = []
+    for number in range(rounds + MOST_FIRST):
         seconds = {
             side.name: side.ask("seconds", seed=turn + number * (not same), **request)["seconds"]
             for side in random.Random(turn + number).sample(list(sides), len(sides))
         }
-        if number:
-            found.append(seconds)
-    return found
+        if len(found) == 1 and number < MOST_FIRST and any(seconds[name] * NEAR < found[0][name] for name in seconds):
+            found.clear()
+        found.append(seconds)
+        if len(found) > rounds:
+            break
+    return found[1:]
 
 
 def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """Tokens per second of each engine, by rounds: of all tokens but each sequence's first.
 
-    Raises EngineError where the others took no time.
+    Raises EngineTimeError where the others took no time.
     """
     prompts = {"same": options.prefix_caching, "batch": batch, "length": options.length}
     first = timed(sides, options.rounds, 1000 * batch, tokens=1, **prompts)
@@ -93,7 +107,7 @@ def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> 
     for of_one, of_all in zip(first, whole, strict=True):
         for name, found in rates.items():
             if (seconds := of_all[name] - of_one[name]) <= 0:
-                raise EngineError(
+                raise EngineTimeError(
                     f"{name}: {options.tokens} tokens of {batch} sequences took no longer than one token, "
                     f"{of_all[name]:.6f} s and {of_one[name]:.6f}: ask for more with --tokens"
                 )
@@ -204,8 +218,13 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json, writ
             }
     row["decode_tokens_per_s"] = {}
     for batch in options.batches:
-        row["decode_tokens_per_s"][str(batch)] = found = figures(decoding(sides, batch, options))
-        _told(f"{row['model']}, batch {batch}, tokens/s", found)
+        try:
+            row["decode_tokens_per_s"][str(batch)] = found = figures(decoding(sides, batch, options))
+        except EngineTimeError as error:
+            row["failures"][f"batch {batch}"] = str(error)
+            print(error, file=sys.stderr, flush=True)
+        else:
+            _told(f"{row['model']}, batch {batch}, tokens/s", found)
         write()
     prompts = {"batch": PREFILL_BATCH, "length": PREFILL_LENGTH, "tokens": 1}
     rounds = timed(sides, options.rounds, 7, **prompts)

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kMemory = 4000.0, kApartMemory = 3740.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 17000.0, kApartMoved = 2600.0, kFewTimes = 1.4, kWaitedRows = 40.0;
 constexpr double kBoxedBegin = 10500.0, kBoxedTurn = 800.0, kBoxedMoved = 2800.0;
-constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048, kBox = 8;
+constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kBox = 8;
 struct {
   int64_t rows;
   double step_ns;
@@ -90,7 +90,7 @@ double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
 
 double coding_ns(Facts const& row, Call const& call, double active) {
   int64_t const inner = call.sizes[kSizeInner];
-  if (row.code_ps == 0 || (row.coders == 1 && inner <= kHeld)) return 0.0;
+  if (row.code_ps == 0) return 0.0;
   double const pairs = static_cast<double>(call.sizes[kSizePairs]), coders = static_cast<double>(row.coders);
   double const fullest = std::min(static_cast<double>(row.tile_tokens), 2.0 * pairs / active - 1.0);
   double const rows = std::max(1.0, fullest / coders) + pairs / (kWaitedRows * coders);

@@ -30,13 +30,14 @@ struct DecodeMm {
   static constexpr int kCtas = 2;  // on a multiprocessor
   static constexpr int kConsumers = Mm::kConsumers, kEpilogueWarps = 3, kThreads = kConsumers + 32 * (1 + kEpilogueWarps);
   static constexpr int kPitch = kRows + 4;  // sums from one row to the next: 16-byte rows, banks apart
-  static constexpr int kSumStages = 4;      // tiles whose sums wait for their epilogue
+  static constexpr int kSumStages = kTileM <= 8 ? 4 : 3;  // tiles whose sums wait for their epilogue
   static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * kColumns;  // of 64 rows of weights in a stage
   static constexpr int kMostCounted = 1024;  // pairs that a warp counts sooner than the list has them
   static constexpr int kUnknown = -2;        // the weights of a tile that is not yet taken
 
   static_assert(Mm::kBlocks == 1 && !Products::kGrouped && Mm::kScaled && kConsumers == 256, "two groups, and codes of rows");
-  static_assert(kTileM == kBoxRows, "a tile is a box of rows");
+  static_assert(kTileM % kBoxRows == 0, "a tile is boxes of rows");
+  static_assert(kSumStages >= kEpilogueWarps, "a warp's next tile is in the next phase of its barrier at most");
 
   struct Params {
     CUtensorMap tokens;  // boxes of rows of 128 bytes, swizzled by as many
@@ -60,7 +61,7 @@ struct DecodeMm {
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
   static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
 
-  static bool describe(Params& params, Args const& x) { return params.tiles_n <= Epilogue::kMostTiles && describe_rows<Input>(params.tokens, x, kTileM); }
+  static bool describe(Params& params, Args const& x) { return params.tiles_n <= Epilogue::kMostTiles && describe_rows<Input>(params.tokens, x, kBoxRows); }
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -130,7 +131,10 @@ struct DecodeMm {
         if (takes && t == max(stages - kStages, 0)) index = take(params);
         if (early-- <= 0) load_weights(storage, weights, bytes, t, ring.stage);
         for (int b = 0; b < 2; ++b) {
-          load_box(params.tokens, storage.filled[ring.stage], storage.tokens[ring.stage][b], t * kPairColumns + b * kColumns, tile.m0);
+#pragma unroll 1
+          for (int box = 0; box < boxes; ++box) {
+            load_box(params.tokens, storage.filled[ring.stage], storage.tokens[ring.stage][b] + box * kBoxBytes, t * kPairColumns + b * kColumns, tile.m0 + box * kBoxRows);
+          }
         }
       }
       tile = takes ? find(params, index) : next, next.weights = kUnknown;
@@ -306,26 +310,26 @@ struct DecodeMm {
   }
 };
 
-// The epilogue of the first product. Rows that a warp can hold are coded by the warp that stores their last part. Longer ones are coded in
-// pieces, in the order of tiles: each warp that has stored a part takes a piece of the first tile that has any left, if that is finished.
-// So no CTA comes late because it codes for others. At the end warps take what is left. None waits long for a tile of a CTA that may not
-// run: the warp with the last part of the last tile finds all others finished.
+// The epilogue of the first product. Rows that a warp can hold are coded by the warp that stores their last part. Others are coded in
+// pieces, which warps take by their numbers, in the order of rows: a warp codes its piece when it has stored a part of a tile and finds the
+// piece's row finished. So no CTA comes late because it codes for others. At the end warps take what is left. None waits for a CTA that may
+// not run: it leaves its piece to the warp that finishes the row.
 template <class Mm>
 struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
-  static constexpr int kCounter = 1, kFirst = 4;                        // of tile_count: taken tiles; the first tile that may have pieces left
+  static constexpr int kCounter = 1, kTaken = 4;                        // of tile_count: taken tiles, taken pieces
   static constexpr int kHeld = 16, kMostHeld = kHeld * 128;             // columns of a row that a warp holds
   static constexpr int kTogether = 8, kPieceColumns = kTogether * 128;  // of a piece
-  static constexpr int kPiece = 1 << 16, kMostTiles = kPiece / 2 - 1;   // a tile's count: its parts, and its taken pieces by kPiece
-  static constexpr int kLooks = 100;                                    // at an unfinished tile, at the end
+  static constexpr int kLeft = 1 << 16, kMostTiles = kLeft / 2 - 1;     // a row's count: its parts, and by kLeft the pieces that are left
+  static constexpr int kLooks = 100;                                    // at an unfinished row, at the end
   using GatedRows<Mm>::GatedRows;
   struct Row {
     float weight, scale;
   };
-  // The tile whose pieces a warp takes.
+  // The piece that a warp codes next.
   struct State {
-    int index = -1, listed = 0;
-    moe::Span tile{0, 0, -1};
+    int number = -1;           // lane 0's
+    int end = 0, failed = 0;   // of all pieces; how often its row was not finished
   };
 
   __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld; }
@@ -353,21 +357,39 @@ struct DecodeGatedRows : GatedRows<Mm> {
       if (__shfl_sync(~0u, last, 0) == 0) return;
       for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
     } else {
-      int const first = __ldcg(x.layer.ws.tile_count + kFirst);
+      int number = next_piece(x, state), found = look(x, state, number);
       __threadfence();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) atomicAdd(x.layer.ws.finished + m0, 1);
-      take_piece<Kernel>(x, state, first);
+      int before = 0;
+      if (int const lane = threadIdx.x % 32; lane < count) before = atomicAdd(x.layer.ws.finished + m0 + lane, 1);
+#pragma unroll 1
+      for (int turn = 0; turn < 2; ++turn) {
+        bool const coded = code_piece_of<Kernel>(x, state, number, found);
+        state.failed += coded ? -turn : 1 - turn;
+        if (!coded || state.failed == 0) break;
+        number = next_piece(x, state), found = look(x, state, number);  // another: who was too early comes to as many
+      }
+      for (unsigned rows = __ballot_sync(~0u, before / kLeft > 0 && before % kLeft == parts_of<Kernel>(x) - 1); rows != 0; rows &= rows - 1) {
+        __threadfence();
+        for (int i = 0; i < pieces_of(x); ++i) code_piece<kTogether>(x.layer, m0 + __ffs(rows) - 1, i);
+      }
     }
   }
 
   template <class Kernel>
   __device__ static void end(Args const& x, State& state) {
     if (is_held(x)) return;
-    for (int looks = 0; looks < kLooks; ++looks) {
-      while (take_piece<Kernel>(x, state, __ldcg(x.layer.ws.tile_count + kFirst))) looks = 0;
-      if (state.tile.weights < 0) return;
-      __nanosleep(200);
+    int looks = 0;
+    for (int number; (number = next_piece(x, state)) < state.end;) {
+      if (code_piece_of<Kernel>(x, state, number, look(x, state, number))) continue;
+      if (++looks < kLooks) {
+        __nanosleep(200);
+        continue;
+      }
+      int const row = number / pieces_of(x);
+      int before = 0;
+      if (threadIdx.x % 32 == 0) before = atomicAdd(x.layer.ws.finished + row, kLeft);
+      if (__shfl_sync(~0u, before, 0) % kLeft < parts_of<Kernel>(x)) take(x, state);  // else it is finished now
     }
   }
 
@@ -375,28 +397,36 @@ struct DecodeGatedRows : GatedRows<Mm> {
   __device__ static int parts_of(Args const& x) {
     return (x.n - 1) / Kernel::kRows + 1;
   }
+  __device__ static int pieces_of(Args const& x) { return (x.layer.x.inner - 1) / kPieceColumns + 1; }
 
-  // Codes a piece of the tile `first`, or of the next where none is left. Whether that tile was finished; there is none behind the last.
+  // Takes a number, which is known later.
+  __device__ static void take(Args const& x, State& state) {
+    state.number = threadIdx.x % 32 == 0 ? atomicAdd(x.layer.ws.tile_count + kTaken, 1) : 0;
+  }
+  __device__ static int next_piece(Args const& x, State& state) {
+    if (state.number < 0) {
+      take(x, state);
+      int const tiles = __ldcg(x.layer.ws.tile_count);
+      state.end = tiles > 0 ? tile_at(x, tiles - 1).end * pieces_of(x) : 0;
+    }
+    return __shfl_sync(~0u, state.number, 0);
+  }
+
+  // The count of the piece's row, 0 behind the last.
+  __device__ static int look(Args const& x, State const& state, int number) {
+    int found = 0;
+    if (number < state.end) {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(x.layer.ws.finished + number / pieces_of(x)) : "memory");
+    }
+    return found;
+  }
+
+  // Codes the piece if its row is finished, and takes the next. `found`: the row's count.
   template <class Kernel>
-  __device__ static bool take_piece(Args const& x, State& state, int first) {
-    if (state.index < 0) state.listed = __ldcg(x.layer.ws.tile_count);
-    if (first = __shfl_sync(~0u, first, 0); first > state.index) {
-      state.index = first, state.tile = {0, 0, -1};
-      if (first < state.listed) state.tile = tile_at(x, first);
-    }
-    if (state.tile.weights < 0) return false;
-    int32_t* const counted = x.layer.ws.finished + state.tile.begin;
-    int found;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counted) : "memory");
-    if (!__all_sync(~0u, found % kPiece >= parts_of<Kernel>(x))) return false;
-    int const pieces = (x.layer.x.inner - 1) / kPieceColumns + 1, count = (state.tile.end - state.tile.begin) * pieces;
-    int piece = count;
-    if (threadIdx.x % 32 == 0 && found / kPiece < count) piece = atomicAdd(counted, kPiece) / kPiece;
-    piece = __shfl_sync(~0u, piece, 0);
-    if (piece >= count - 1) {
-      if (threadIdx.x % 32 == 0) atomicMax(x.layer.ws.tile_count + kFirst, state.index + 1);
-    }
-    if (piece < count) code_piece<kTogether>(x.layer, state.tile.begin + piece / pieces, piece % pieces);
+  __device__ static bool code_piece_of(Args const& x, State& state, int number, int found) {
+    if (!__all_sync(~0u, found % kLeft >= parts_of<Kernel>(x))) return false;
+    take(x, state);
+    code_piece<kTogether>(x.layer, number / pieces_of(x), number % pieces_of(x));
     return true;
   }
 

@@ -118,10 +118,10 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             product="DecodeMm<Products, cutlass::bfloat16_t, {epilogue}>",
             epilogues=("DecodeGatedRows", "DecodeParts"),
             products=("WarpgroupProducts", ""),
-            stages={x: {8: 4 if x.format == NVFP4 else 5} for x in _FOLDED},  # tables take the room of a stage
-            row_groups={8: 2},
-            tile_ps={8: 247},
-            alone_ps={8: 900},
+            stages={x: {8: 4 if x.format == NVFP4 else 5, 16: 3 if x.format == NVFP4 else 4} for x in _FOLDED},  # tables take the room of a stage
+            row_groups={8: 2, 16: 2},
+            tile_ps={8: 247, 16: 262},
+            alone_ps={8: 900, 16: 900},
             begin_ns=30800,
         ),
         Body(
@@ -129,12 +129,12 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             first="PreparePrefill",
             product="PrefillMm<{block}, kTokens, kStages, {epilogue}>",
             epilogues=("PrefillGatedRows", "PrefillParts"),
-            stages=_of(_FOLDED, {16: 9, 32: 7, 48: 6, 64: 5, 112: 8, 224: 4}),
-            row_groups=dict.fromkeys((16, 32, 48, 64, 112, 224), 2),
-            tile_ps={16: 289, 32: 323, 48: 318, 64: 401, 112: 436, 224: 515},
+            stages=_of(_FOLDED, {32: 7, 48: 6, 64: 5, 112: 8, 224: 4}),
+            row_groups=dict.fromkeys((32, 48, 64, 112, 224), 2),
+            tile_ps={32: 323, 48: 318, 64: 401, 112: 436, 224: 515},
             alone_ps={32: 826, 48: 853, 112: 927},
             begin_ns=23100,
-            code_ps={16: 1381, 32: 3408, 48: 1765, 64: 1610, 112: 2755, 224: 3747},
+            code_ps={32: 3408, 48: 1765, 64: 1610, 112: 2755, 224: 3747},
         ),
     ),
     ExpertLoop.BOXED: (
