@@ -1,9 +1,9 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 8 rows, where the time of a call is that of reading weights. Rows
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows
 // are in order as in ordered_experts.cuh.
 //
-// CTAs are persistent. A tile's rows come in a TMA box of eight. Two groups of 128 threads multiply 64 rows of weights each, a block of 128
+// CTAs are persistent. A tile's rows come in TMA boxes of eight. Two groups of 128 threads multiply 64 rows of weights each, a block of 128
 // columns at a time, two of them a stage: while the tensor core multiplies one, they make the next. Then they hand the tile's sums over in
-// shared memory, and go on. Three epilogue warps make results, codes of whole rows, sums of whole tokens.
+// shared memory, and go on. Three epilogue warps make results, codes of rows, sums of whole tokens.
 //
 // Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they
 // know their first tile before the list has it; those of the second read the list while the first product ends. Both load weights of as
@@ -319,6 +319,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
   static constexpr int kCounter = 1, kTaken = 4;                        // of tile_count: taken tiles, taken pieces
   static constexpr int kHeld = 16, kMostHeld = kHeld * 128;             // columns of a row that a warp holds
+  static constexpr int kFewTokens = 4;                                  // whose rows are held: a tile has as many at most
   static constexpr int kTogether = 8, kPieceColumns = kTogether * 128;  // of a piece
   static constexpr int kLeft = 1 << 16, kMostTiles = kLeft / 2 - 1;     // a row's count: its parts, and by kLeft the pieces that are left
   static constexpr int kLooks = 100;                                    // at an unfinished row, at the end
@@ -332,7 +333,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
     int end = 0, failed = 0;   // of all pieces; how often its row was not finished
   };
 
-  __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld; }
+  __device__ static bool is_held(Args const& x) { return x.layer.x.tokens <= kFewTokens && x.layer.x.inner <= kMostHeld; }
   __device__ static Row row_of(Args const& x, int m) {
     auto const& of = x.layer.x;
     return {of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f, x.a_scales[m]};

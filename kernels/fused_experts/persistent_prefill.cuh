@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of 16 to 224 rows: rows in order as in ordered_experts.cuh.
+// Fused experts of packed 4-bit weights that fold, for tiles of 32 to 224 rows: rows in order as in ordered_experts.cuh.
 //
 // CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
 // by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,

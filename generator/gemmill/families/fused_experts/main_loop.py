@@ -120,9 +120,9 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             products=("WarpgroupProducts", ""),
             stages={x: {8: 4 if x.format == NVFP4 else 5, 16: 3 if x.format == NVFP4 else 4} for x in _FOLDED},  # tables take the room of a stage
             row_groups={8: 2, 16: 2},
-            tile_ps={8: 247, 16: 262},
-            alone_ps={8: 900, 16: 900},
-            begin_ns=30800,
+            tile_ps={8: 247, 16: 270},
+            alone_ps={8: 600, 16: 900},
+            begin_ns=25450,
         ),
         Body(
             header="persistent_prefill",
@@ -148,7 +148,7 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             row_groups={16: 2, 32: 2, 64: 4, 128: 3},
             tile_ps={16: 300, 64: 373},
             alone_ps={16: 3170, 64: 4850},
-            column_ps={32: (3450, 5080), 64: (4550, 7500), 128: (2600, 9500)},
+            column_ps={32: (3450, 5080), 64: (4550, 7500), 128: (3400, 9500)},
             begin_ns=20500,
         ),
     ),

@@ -33,9 +33,9 @@ Constants of streamed weights are fitted to 46 calls of nine layers, eight of th
 171 calls of 29 layers (H200, 2026-11-26 to 2026-11-28; docs/notes/fused_experts.md).
 """
 
-_BOXED_BEGIN, _BOXED_TURN, _BOXED_MOVED = 10500.0, 800.0, 2800.0
-"""Of boxed tiles: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of ordered rows, results and parts,
-which are written and read (H200, 2026-11-29)."""
+_BOXED_BEGIN, _BOXED_TURN, _BOXED_MEMORY, _BOXED_MOVED = 10500.0, 800.0, 3200.0, 2800.0
+"""Of boxed tiles: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of weights, and of ordered rows,
+results and parts, which are written and read (H200, 2026-11-29)."""
 _BOX = 8
 """Rows of the smallest box."""
 _WAITED_ROWS = 40.0
@@ -114,7 +114,7 @@ def _boxed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
     column_ns = (float(facts.few_ps) + float(facts.many_ps - facts.few_ps) * full) / 1000.0
     taken = _BOXED_BEGIN + float(pairs) * (8.0 * float(hidden) + 4.0 * float(inner)) / _BOXED_MOVED
     for rows, k in ((2 * inner, hidden), (hidden, inner)):
-        memory = active * float(rows) * float(k) * float(facts.bits) / 8.0 / _MEMORY
+        memory = active * float(rows) * float(k) * float(facts.bits) / 8.0 / _BOXED_MEMORY
         waves = tiles * float(-(-rows // facts.tile_n)) / float(sm_count * facts.ctas_of_sm)
         working = max(0.5 * (waves + float(math.ceil(waves))), 1.0) * (float(k) * column_ns + _BOXED_TURN)
         taken += max(memory, working) + 0.1 * min(memory, working)
