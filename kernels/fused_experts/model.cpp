@@ -10,8 +10,8 @@ namespace gemmill::fused_moe {
 namespace {
 
 constexpr double kMemory = 4000.0, kApartMemory = 3740.0, kStreamedTurn = 2900.0, kStreamedParts = 1340.0, kApartLaunches = 17000.0, kApartMoved = 2600.0, kFewTimes = 1.4, kWaitedRows = 40.0;
-constexpr double kBoxedBegin = 10500.0, kBoxedTurn = 800.0, kBoxedMoved = 2800.0;
-constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kHeld = 2048, kBox = 8;
+constexpr double kBoxedBegin = 10500.0, kBoxedTurn = 800.0, kBoxedMemory = 3200.0, kBoxedMoved = 2800.0;
+constexpr int64_t kStep = 128, kStreamedRows = 256, kFewPairs = 48, kBox = 8;
 struct {
   int64_t rows;
   double step_ns;
@@ -60,7 +60,7 @@ double boxed_ns(Facts const& row, Call const& call, int64_t sm_count) {
     int64_t rows, k;
   } const products[] = {{2 * inner, hidden}, {hidden, inner}};
   for (auto const& of : products) {
-    double const memory = dealt.active * static_cast<double>(of.rows) * static_cast<double>(of.k) * static_cast<double>(row.bits) / 8.0 / kMemory;
+    double const memory = dealt.active * static_cast<double>(of.rows) * static_cast<double>(of.k) * static_cast<double>(row.bits) / 8.0 / kBoxedMemory;
     double const waves = dealt.tiles * static_cast<double>(ceil_div(of.rows, row.tile_n)) / static_cast<double>(sm_count * row.ctas_of_sm);
     double const working = std::max(0.5 * (waves + std::ceil(waves)), 1.0) * (static_cast<double>(of.k) * column_ns + kBoxedTurn);
     taken += std::max(memory, working) + 0.1 * std::min(memory, working);
@@ -90,7 +90,7 @@ double apart_ns(Call const& call, int64_t sm_count, int64_t bits) {
 
 double coding_ns(Facts const& row, Call const& call, double active) {
   int64_t const inner = call.sizes[kSizeInner];
-  if (row.code_ps == 0 || (row.coders == 1 && inner <= kHeld)) return 0.0;
+  if (row.code_ps == 0) return 0.0;
   double const pairs = static_cast<double>(call.sizes[kSizePairs]), coders = static_cast<double>(row.coders);
   double const fullest = std::min(static_cast<double>(row.tile_tokens), 2.0 * pairs / active - 1.0);
   double const rows = std::max(1.0, fullest / coders) + pairs / (kWaitedRows * coders);

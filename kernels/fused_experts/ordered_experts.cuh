@@ -87,7 +87,10 @@ struct PrepareOrdered {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     auto const& of = p.layer;
     int64_t const thread = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
-    for (int64_t i = thread; i < of.finished_count; i += step) of.ws.finished[i] = 0;
+    for (int64_t i = thread; i < of.finished_count; i += step) {
+      of.ws.finished[i] = 0;
+      if constexpr (kCoded) of.ws.inner_scales[i] = 0.0f;  // rows of results have no largest element yet
+    }
     for (int64_t i = thread; i < of.summed_count; i += step) of.ws.summed[i] = 0;
     int const each = (of.x.tokens + gridDim.x - 1) / gridDim.x;
     int const first = min(static_cast<int>(blockIdx.x) * each, of.x.tokens), count = min(each, of.x.tokens - first);
@@ -267,6 +270,30 @@ struct PrepareOrdered {
     }
   }
 };
+
+// Codes of a piece of a row of results, by a warp: of `together` times 128 columns. Its largest element is in
+// inner_scales. In one place: it is long.
+template <int together>
+__device__ __noinline__ void code_piece(Params const& of, int64_t row, int piece) {
+  int const pieces = of.x.inner / 4, first = piece * together * 32 + threadIdx.x % 32;
+  float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
+  auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
+  Coding const coding(__ldcg(of.ws.inner_scales + row), INFINITY);
+  float4 held[together];
+  float numbers[4 * together];
+  uint32_t words[together];
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < together; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < together; ++i) {
+    numbers[i * 4] = held[i].x, numbers[i * 4 + 1] = held[i].y, numbers[i * 4 + 2] = held[i].z, numbers[i * 4 + 3] = held[i].w;
+  }
+  coding.encode(numbers, words);
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < together; ++i) {
+    if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
+  }
+}
 
 // Host code: three launches.
 template <class First, class Up, class Down, auto prepare, auto up, auto down>

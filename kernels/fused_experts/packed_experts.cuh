@@ -51,12 +51,17 @@ struct PackedArgs : gemmill_grouped_mm_args {
   Params layer;
 };
 
-// A tile of the list that `prepare` made, of weights below 0 behind the last. It is read past L1: producers read it before they wait.
-__device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
-  if (index >= __ldcg(x.layer.ws.tile_count)) return {0, 0, -1};
+// A tile of the list that `prepare` made.
+__device__ __forceinline__ moe::Span tile_at(PackedArgs const& x, int index) {
   static_assert(sizeof(Tile) == sizeof(int4), "weights, first and count, in this order");
   int4 const words = __ldcg(reinterpret_cast<int4 const*>(x.layer.ws.tiles + index));
   return {words.y, words.y + words.z, words.x};
+}
+
+// The same, of weights below 0 behind the last. It is read past L1: producers read it before they wait.
+__device__ __forceinline__ moe::Span listed_tile(PackedArgs const& x, int index) {
+  if (index >= __ldcg(x.layer.ws.tile_count)) return {0, 0, -1};
+  return tile_at(x, index);
 }
 
 // The facts that loaders of the first product find without that list, for few pairs: they do not wait for `prepare`.
@@ -140,8 +145,8 @@ struct GatedRows {
     put(x, quad, m, n, row.weight, row.scale);
   }
 
-  // `weight`: the factor of gates and ups. `of_row`: the scale of the row's codes.
-  __device__ void put(Args const& x, float const (&quad)[4], int m, int n, float weight, float of_row) const {
+  // `weight`: the factor of gates and ups. `of_row`: the scale of the row's codes. Returns the largest result.
+  __device__ float put(Args const& x, float const (&quad)[4], int m, int n, float weight, float of_row) const {
     auto const& of = x.layer.x;
     quant::Gating const gating{of.activation, of.alpha, of.limit, of.beta};
     float results[2];
@@ -162,6 +167,7 @@ struct GatedRows {
     } else {
       *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(x.d) + m * x.ldd + n / 2) = __floats2bfloat162_rn(results[0], results[1]);
     }
+    return fmaxf(fabsf(results[0]), fabsf(results[1]));
   }
 
   // Rows of results become codes after the store of their last columns.

@@ -1,9 +1,9 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of up to 8 rows, where the time of a call is that of reading weights. Rows
+// Fused experts of packed 4-bit weights that fold, for tiles of up to 16 rows, where the time of a call is that of reading weights. Rows
 // are in order as in ordered_experts.cuh.
 //
-// CTAs are persistent. A tile's rows come in a TMA box of eight. Two groups of 128 threads multiply 64 rows of weights each, a block of 128
+// CTAs are persistent. A tile's rows come in TMA boxes of eight. Two groups of 128 threads multiply 64 rows of weights each, a block of 128
 // columns at a time, two of them a stage: while the tensor core multiplies one, they make the next. Then they hand the tile's sums over in
-// shared memory, and go on. Three epilogue warps make results, codes of whole rows, sums of whole tokens.
+// shared memory, and go on. Three epilogue warps make results, codes of rows, sums of whole tokens.
 //
 // Memory is read from the first launch's beginning to the last one's end. Loaders of the first product count pairs themselves, so they
 // know their first tile before the list has it; those of the second read the list while the first product ends. Both load weights of as
@@ -30,13 +30,14 @@ struct DecodeMm {
   static constexpr int kCtas = 2;  // on a multiprocessor
   static constexpr int kConsumers = Mm::kConsumers, kEpilogueWarps = 3, kThreads = kConsumers + 32 * (1 + kEpilogueWarps);
   static constexpr int kPitch = kRows + 4;  // sums from one row to the next: 16-byte rows, banks apart
-  static constexpr int kSumStages = 4;      // tiles whose sums wait for their epilogue
+  static constexpr int kSumStages = kTileM <= 8 ? 4 : 3;  // tiles whose sums wait for their epilogue
   static constexpr int kPairBytes = 2 * Block::kBytes, kPairColumns = 2 * kColumns;  // of 64 rows of weights in a stage
   static constexpr int kMostCounted = 1024;  // pairs that a warp counts sooner than the list has them
   static constexpr int kUnknown = -2;        // the weights of a tile that is not yet taken
 
   static_assert(Mm::kBlocks == 1 && !Products::kGrouped && Mm::kScaled && kConsumers == 256, "two groups, and codes of rows");
-  static_assert(kTileM == kBoxRows, "a tile is a box of rows");
+  static_assert(kTileM % kBoxRows == 0, "a tile is boxes of rows");
+  static_assert(kSumStages >= kEpilogueWarps, "a warp's next tile is in the next phase of its barrier at most");
 
   struct Params {
     CUtensorMap tokens;  // boxes of rows of 128 bytes, swizzled by as many
@@ -60,7 +61,7 @@ struct DecodeMm {
   static_assert(kSharedBytes <= (228 / kCtas - 1) * 1024, "as much as a multiprocessor has");
   static_assert(kMostWeights * 4 <= sizeof(SharedStorage::sums), "pairs are counted where sums come to lie");
 
-  static bool describe(Params& params, Args const& x) { return describe_rows<Input>(params.tokens, x, kTileM); }
+  static bool describe(Params& params, Args const& x) { return params.tiles_n <= Epilogue::kMostTiles && describe_rows<Input>(params.tokens, x, kBoxRows); }
 
   __device__ static void run(Params const& params, char* shared) {
     auto base = reinterpret_cast<uintptr_t>(shared);
@@ -130,7 +131,10 @@ struct DecodeMm {
         if (takes && t == max(stages - kStages, 0)) index = take(params);
         if (early-- <= 0) load_weights(storage, weights, bytes, t, ring.stage);
         for (int b = 0; b < 2; ++b) {
-          load_box(params.tokens, storage.filled[ring.stage], storage.tokens[ring.stage][b], t * kPairColumns + b * kColumns, tile.m0);
+#pragma unroll 1
+          for (int box = 0; box < boxes; ++box) {
+            load_box(params.tokens, storage.filled[ring.stage], storage.tokens[ring.stage][b] + box * kBoxBytes, t * kPairColumns + b * kColumns, tile.m0 + box * kBoxRows);
+          }
         }
       }
       tile = takes ? find(params, index) : next, next.weights = kUnknown;
@@ -282,11 +286,12 @@ struct DecodeMm {
   // Epilogues of this CTA's tiles: warps take turns.
   __device__ static void run_epilogues(Params const& params, SharedStorage& storage, int warp) {
     int const lane = threadIdx.x % 32;
+    typename Epilogue::State state;
     for (int i = warp;; i += kEpilogueWarps) {
       int const place = i % kSumStages;
       storage.summed[place].wait(i / kSumStages % 2);
       WorkTile const tile = storage.summed_tiles[place];
-      if (tile.weights < 0) return;
+      if (tile.weights < 0) break;
       int const count = min(tile.end - tile.m0, kTileM), n = tile.n0 + lane * 4;
       auto const own = Epilogue::row_of(params.x, tile.m0 + min(lane, count - 1));
       Epilogue const epilogue(params.x, tile.weights, n);
@@ -295,85 +300,155 @@ struct DecodeMm {
         float4 const found = *reinterpret_cast<float4 const*>(storage.sums[place] + row * kPitch + lane * 4);
         float const quad[4] = {found.x, found.y, found.z, found.w};
         auto const of_row = Epilogue::row_of_lane(own, row);
-        if (n < params.x.n) epilogue.put_row(params.x, quad, tile.m0 + row, n, of_row);
+        epilogue.put_row(params.x, quad, tile.m0 + row, n, of_row);
       }
       __syncwarp();
       if (lane == 0) storage.stored[place].arrive();
-      Epilogue::template finish_tile<DecodeMm>(params.x, tile.m0, count, tile.n0, asked);
+      Epilogue::template finish_tile<DecodeMm>(params.x, tile.m0, count, tile.n0, asked, state);
     }
+    Epilogue::template end<DecodeMm>(params.x, state);
   }
 };
 
-// The epilogue of the first product: the warp with the last part of a row codes it.
+// The epilogue of the first product. Rows that a warp can hold are coded by the warp that stores their last part. Others are coded in
+// pieces, which warps take by their numbers, in the order of rows: a warp codes its piece when it has stored a part of a tile and finds the
+// piece's row finished. So no CTA comes late because it codes for others. At the end warps take what is left. None waits for a CTA that may
+// not run: it leaves its piece to the warp that finishes the row.
 template <class Mm>
 struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
-  static constexpr int kCounter = 1;
+  static constexpr int kCounter = 1, kTaken = 4;                        // of tile_count: taken tiles, taken pieces
+  static constexpr int kHeld = 16, kMostHeld = kHeld * 128;             // columns of a row that a warp holds
+  static constexpr int kFewTokens = 4;                                  // whose rows are held: a tile has as many at most
+  static constexpr int kTogether = 8, kPieceColumns = kTogether * 128;  // of a piece
+  static constexpr int kLeft = 1 << 16, kMostTiles = kLeft / 2 - 1;     // a row's count: its parts, and by kLeft the pieces that are left
+  static constexpr int kLooks = 100;                                    // at an unfinished row, at the end
   using GatedRows<Mm>::GatedRows;
   struct Row {
     float weight, scale;
   };
+  // The piece that a warp codes next.
+  struct State {
+    int number = -1;           // lane 0's
+    int end = 0, failed = 0;   // of all pieces; how often its row was not finished
+  };
 
+  __device__ static bool is_held(Args const& x) { return x.layer.x.tokens <= kFewTokens && x.layer.x.inner <= kMostHeld; }
   __device__ static Row row_of(Args const& x, int m) {
     auto const& of = x.layer.x;
     return {of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f, x.a_scales[m]};
   }
   __device__ static Row row_of_lane(Row const& own, int lane) { return {__shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)}; }
-  __device__ void put_row(Args const& x, float const (&quad)[4], int m, int n, Row const& row) const { this->put(x, quad, m, n, row.weight, row.scale); }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int m, int n, Row const& row) const {
+    float largest = 0.0f;
+    if (n < x.n) largest = this->put(x, quad, m, n, row.weight, row.scale);
+    if (is_held(x)) return;
+    largest = quant::reduce_lanes<32>(largest, quant::Max{});
+    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(x.layer.ws.inner_scales + m), __float_as_int(largest));
+  }
   __device__ static int ask(Args const&, int, int) { return 0; }
 
   template <class Kernel>
-  __device__ static void finish_tile(Args const& x, int m0, int count, int, int) {
-    __threadfence();
-    int last = 0;
-    if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == (x.n - 1) / Kernel::kRows;
-    __threadfence();
-    if (__shfl_sync(~0u, last, 0) == 0) return;
-    for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
+  __device__ static void finish_tile(Args const& x, int m0, int count, int, int, State& state) {
+    if (is_held(x)) {
+      __threadfence();
+      int last = 0;
+      if (threadIdx.x % 32 == 0) last = atomicAdd(x.layer.ws.finished + m0, 1) == parts_of<Kernel>(x) - 1;
+      __threadfence();
+      if (__shfl_sync(~0u, last, 0) == 0) return;
+      for (int row = m0; row < m0 + count; ++row) code(x.layer, row);
+    } else {
+      int number = next_piece(x, state), found = look(x, state, number);
+      __threadfence();
+      __syncwarp();
+      int before = 0;
+      if (int const lane = threadIdx.x % 32; lane < count) before = atomicAdd(x.layer.ws.finished + m0 + lane, 1);
+#pragma unroll 1
+      for (int turn = 0; turn < 2; ++turn) {
+        bool const coded = code_piece_of<Kernel>(x, state, number, found);
+        state.failed += coded ? -turn : 1 - turn;
+        if (!coded || state.failed == 0) break;
+        number = next_piece(x, state), found = look(x, state, number);  // another: who was too early comes to as many
+      }
+      for (unsigned rows = __ballot_sync(~0u, before / kLeft > 0 && before % kLeft == parts_of<Kernel>(x) - 1); rows != 0; rows &= rows - 1) {
+        __threadfence();
+        for (int i = 0; i < pieces_of(x); ++i) code_piece<kTogether>(x.layer, m0 + __ffs(rows) - 1, i);
+      }
+    }
   }
 
-  // A row's results to codes, by a warp, which holds a row of up to 2048.
+  template <class Kernel>
+  __device__ static void end(Args const& x, State& state) {
+    if (is_held(x)) return;
+    int looks = 0;
+    for (int number; (number = next_piece(x, state)) < state.end;) {
+      if (code_piece_of<Kernel>(x, state, number, look(x, state, number))) continue;
+      if (++looks < kLooks) {
+        __nanosleep(200);
+        continue;
+      }
+      int const row = number / pieces_of(x);
+      int before = 0;
+      if (threadIdx.x % 32 == 0) before = atomicAdd(x.layer.ws.finished + row, kLeft);
+      if (__shfl_sync(~0u, before, 0) % kLeft < parts_of<Kernel>(x)) take(x, state);  // else it is finished now
+    }
+  }
+
+  template <class Kernel>
+  __device__ static int parts_of(Args const& x) {
+    return (x.n - 1) / Kernel::kRows + 1;
+  }
+  __device__ static int pieces_of(Args const& x) { return (x.layer.x.inner - 1) / kPieceColumns + 1; }
+
+  // Takes a number, which is known later.
+  __device__ static void take(Args const& x, State& state) {
+    state.number = threadIdx.x % 32 == 0 ? atomicAdd(x.layer.ws.tile_count + kTaken, 1) : 0;
+  }
+  __device__ static int next_piece(Args const& x, State& state) {
+    if (state.number < 0) {
+      take(x, state);
+      int const tiles = __ldcg(x.layer.ws.tile_count);
+      state.end = tiles > 0 ? tile_at(x, tiles - 1).end * pieces_of(x) : 0;
+    }
+    return __shfl_sync(~0u, state.number, 0);
+  }
+
+  // The count of the piece's row, 0 behind the last.
+  __device__ static int look(Args const& x, State const& state, int number) {
+    int found = 0;
+    if (number < state.end) {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(x.layer.ws.finished + number / pieces_of(x)) : "memory");
+    }
+    return found;
+  }
+
+  // Codes the piece if its row is finished, and takes the next. `found`: the row's count.
+  template <class Kernel>
+  __device__ static bool code_piece_of(Args const& x, State& state, int number, int found) {
+    if (!__all_sync(~0u, found % kLeft >= parts_of<Kernel>(x))) return false;
+    take(x, state);
+    code_piece<kTogether>(x.layer, number / pieces_of(x), number % pieces_of(x));
+    return true;
+  }
+
+  // A row's results to codes, by a warp that holds it.
   __device__ static void code(gemmill::fused_moe::Params const& of, int64_t row) {
-    constexpr int kHeld = 16;
     int const lane = threadIdx.x % 32, pieces = of.x.inner / 4;
     float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
     auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
-    if (pieces > 32 * kHeld) return code_long(values, codes, pieces, of.ws.inner_scales + row);
     float4 held[kHeld];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) held[i] = __ldcg(values + min(lane + i * 32, pieces - 1));
     float largest = 0.0f;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) largest = largest_of(held[i], largest);
-    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
+    largest = quant::reduce_lanes<32>(largest, quant::Max{});
+    Coding const coding(largest, INFINITY);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       if (lane + i * 32 < pieces) codes[lane + i * 32] = word_of(coding, held[i]);
     }
-    if (lane == 0) of.ws.inner_scales[row] = coding.scale;
-  }
-
-  // The same of longer rows, which are read twice. A lane asks for eight pieces together: each alone would take a trip to L2.
-  __device__ static void code_long(float4 const* values, uint32_t* codes, int pieces, float* scale) {
-    constexpr int kTogether = 8;
-    int const lane = threadIdx.x % 32;
-    auto const visit = [&](auto const& use) {
-#pragma unroll 1
-      for (int first = lane; first - lane < pieces; first += 32 * kTogether) {
-        float4 held[kTogether];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kTogether; ++i) use(first + i * 32, held[i]);
-      }
-    };
-    float largest = 0.0f;
-    visit([&](int, float4 v) { largest = largest_of(v, largest); });
-    Coding const coding(quant::reduce_lanes<32>(largest, quant::Max{}), INFINITY);
-    visit([&](int piece, float4 v) {
-      if (piece < pieces) codes[piece] = word_of(coding, v);
-    });
-    if (lane == 0) *scale = coding.scale;
+    if (lane == 0) of.ws.inner_scales[row] = largest;
   }
 };
 
@@ -381,22 +456,27 @@ struct DecodeGatedRows : GatedRows<Mm> {
 template <class Mm>
 struct DecodeParts : WeighedParts<Mm> {
   using Args = PackedArgs;
-  static constexpr int kCounter = 2;
+  static constexpr int kCounter = 2, kMostTiles = INT_MAX;
   using WeighedParts<Mm>::WeighedParts;
   using Row = OfRow;
+  struct State {};
 
   __device__ static Row row_of(Args const& x, int m) {
-    return {x.layer.ws.order[m], x.layer.x.weight_on_input ? 1.0f : x.a_scales[m], x.layer.ws.inner_scales[m]};
+    return {x.layer.ws.order[m], x.layer.x.weight_on_input ? 1.0f : x.a_scales[m], Coding(x.layer.ws.inner_scales[m], INFINITY).scale};
   }
   __device__ static Row row_of_lane(Row const& own, int lane) {
     return {__shfl_sync(~0u, own.pair, lane), __shfl_sync(~0u, own.weight, lane), __shfl_sync(~0u, own.scale, lane)};
   }
-  __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const { this->put(x, quad, row.pair, n, row.weight, row.scale); }
+  __device__ void put_row(Args const& x, float const (&quad)[4], int, int n, Row const& row) const {
+    if (n < x.n) this->put(x, quad, row.pair, n, row.weight, row.scale);
+  }
   __device__ static AskedRow ask(Args const& x, int m0, int count) { return ask_row(x.layer, m0, count); }
   template <class Kernel>
-  __device__ static void finish_tile(Args const& x, int m0, int count, int n0, AskedRow const& asked) {
+  __device__ static void finish_tile(Args const& x, int m0, int count, int n0, AskedRow const& asked, State&) {
     sum_stored<__nv_bfloat16, Kernel::kRows>(x.layer, m0, count, n0, asked);
   }
+  template <class Kernel>
+  __device__ static void end(Args const&, State&) {}
 };
 
 }  // namespace gemmill::fused_moe

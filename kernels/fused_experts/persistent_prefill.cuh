@@ -1,4 +1,4 @@
-// Fused experts of packed 4-bit weights that fold, for tiles of 16 to 224 rows: rows in order as in ordered_experts.cuh.
+// Fused experts of packed 4-bit weights that fold, for tiles of 32 to 224 rows: rows in order as in ordered_experts.cuh.
 //
 // CTAs are persistent; a tile is 128 rows of weights by the rows of an expert. Two groups of 128 threads multiply 64 rows of weights each
 // by all rows of the tile, so that a weight becomes a number once. They leave a tile's sums in shared memory, scaled and rounded to bf16,
@@ -333,14 +333,8 @@ struct PrefillMm {
   }
 };
 
-// The first launch: tiles of an expert are as large as one another, and rows of results have no largest element yet.
+// The first launch: tiles of an expert are as large as one another.
 template <int kTokens, bool kCoded>
-struct PreparePrefill : PrepareOrdered<kTokens, kCoded, kUnitRows> {
-  static __device__ void run(OrderedParams const& p) {
-    PrepareOrdered<kTokens, kCoded, kUnitRows>::run(p);
-    int64_t const pairs = int64_t{p.layer.x.tokens} * p.layer.x.topk, step = int64_t{gridDim.x} * PreparePrefill::kThreads;
-    for (int64_t i = int64_t{blockIdx.x} * PreparePrefill::kThreads + threadIdx.x; i < pairs; i += step) p.layer.ws.inner_scales[i] = 0.0f;
-  }
-};
+using PreparePrefill = PrepareOrdered<kTokens, kCoded, kUnitRows>;
 
 }  // namespace gemmill::fused_moe

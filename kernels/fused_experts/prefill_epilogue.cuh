@@ -23,11 +23,13 @@ __device__ __forceinline__ uint4 left_piece(uint32_t ends, int row, int piece) {
 template <class Kernel>
 struct PrefillGatedRows {
   using Args = PackedArgs;
-  static constexpr int kCounter = 1, kTaken = 4;
+  static constexpr int kCounter = 1, kTaken = 4, kUnknown = -2;
   static constexpr bool kPaired = false;
   static constexpr int kTogether = Kernel::kCtas == 1 ? 8 : 4, kPieceColumns = kTogether * 32 * 4;  // of a row, that a warp codes at a time
 
-  int share = -1;  // taken, and without codes yet
+  int share = -1;                             // taken, and without codes yet: lane 0 knows its number
+  moe::Span of_share{0, 0, kUnknown};         // the tile of its rows
+  int listed = 0, failed = 0;                 // tiles; shares whose tile was not finished when they were looked at
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr && !x.layer.x.weight_on_input; }
   __device__ static auto factors_of(Args const& x, int m) {
@@ -36,7 +38,8 @@ struct PrefillGatedRows {
   }
 
   __device__ void finish(Args const& x, uint32_t ends, int32_t const*, int first, int rows, int n0, int row, int piece) {
-    if (share < 0) take(x);  // known after the store of results
+    if (share < 0) take(x);
+    look_up(x);  // known after the store of results
     switch (x.layer.x.activation) {
       case quant::kSiluGate:
         return gate<quant::kSiluGate>(x, ends, first, rows, n0, row, piece);
@@ -79,18 +82,35 @@ struct PrefillGatedRows {
   }
 
   __device__ void stored(Args const& x, int first) {
-    __threadfence();
+    int const found = look(x);
+    __threadfence();  // of results, and between the look and the results of others
     __syncwarp();
     if (threadIdx.x % 32 == 0) atomicAdd(x.layer.ws.finished + first, 1);
-    if (code_share(x, false)) {  // and another: who was too early comes to as many
-      take(x);
-      code_share(x, false);
+    if (!code_share(x, found)) {
+      ++failed;
+    } else if (failed > 0) {  // another: who was too early comes to as many
+      look_up(x);
+      int const next = look(x);
+      __threadfence();
+      __syncwarp();
+      failed -= code_share(x, next);
     }
   }
   // All the rest. Other CTAs, which run, have the tiles that it waits for.
   __device__ void left(Args const& x) {
     if (share < 0) take(x);
-    while (code_share(x, true)) take(x);
+    Patience<> patience;
+    while (true) {
+      look_up(x);
+      if (of_share.weights < 0) return;
+      int found;
+      while ((found = look(x)) < shares_of(x)) {
+        __nanosleep(200);
+        patience.spend(x.layer.x.endless_waits);
+      }
+      __threadfence();
+      code_share(x, found);
+    }
   }
   template <int>
   __device__ static void end(Args const&) {}
@@ -99,46 +119,29 @@ struct PrefillGatedRows {
   __device__ void take(Args const& x) {
     if (threadIdx.x % 32 == 0) share = atomicAdd(x.layer.ws.tile_count + kTaken, 1);
     else share = 0;
+    of_share.weights = kUnknown;
   }
 
-  // Whether it was a tile's, and its rows are codes.
-  __device__ bool code_share(Args const& x, bool waits) {
-    int const number = __shfl_sync(~0u, share, 0), shares = shares_of(x);
-    moe::Span const tile = listed_tile(x, number / shares);
-    if (tile.weights < 0) return false;
-    Patience<> patience;
-    while (__shfl_sync(~0u, __ldcg(x.layer.ws.finished + tile.begin), 0) < shares) {
-      if (!waits) return false;
-      __nanosleep(200);
-      patience.spend(x.layer.x.endless_waits);
-    }
-    __threadfence();
-    int const pieces = (x.layer.x.inner - 1) / kPieceColumns + 1, count = (tile.end - tile.begin) * pieces;
-    for (int i = number % shares; i < count; i += shares) code(x.layer, tile.begin + i / pieces, i % pieces);
-    share = -1;
+  // Asks for the tile of the share's rows, where it is not known.
+  __device__ void look_up(Args const& x) {
+    if (of_share.weights != kUnknown) return;
+    if (listed == 0) listed = __ldcg(x.layer.ws.tile_count);
+    share = __shfl_sync(~0u, share, 0);
+    int const index = share / shares_of(x);
+    of_share = {0, 0, -1};
+    if (index < listed) of_share = tile_at(x, index);
+  }
+  // How much of that tile is stored.
+  __device__ int look(Args const& x) const { return of_share.weights < 0 ? 0 : __ldcg(x.layer.ws.finished + of_share.begin); }
+
+  // Codes the share if its tile is finished, and takes the next. `found`: after which the warp has fenced.
+  __device__ bool code_share(Args const& x, int found) {
+    int const shares = shares_of(x);
+    if (of_share.weights < 0 || __shfl_sync(~0u, found, 0) < shares) return false;
+    int const pieces = (x.layer.x.inner - 1) / kPieceColumns + 1, count = (of_share.end - of_share.begin) * pieces;
+    for (int i = share % shares; i < count; i += shares) code_piece<kTogether>(x.layer, of_share.begin + i / pieces, i % pieces);
+    take(x);
     return true;
-  }
-
-  // In one place: it is long.
-  __device__ __noinline__ static void code(gemmill::fused_moe::Params const& of, int64_t row, int piece) {
-    int const pieces = of.x.inner / 4, first = piece * kTogether * 32 + threadIdx.x % 32;
-    float4 const* const values = reinterpret_cast<float4 const*>(of.ws.results + row * of.x.inner);
-    auto* const codes = reinterpret_cast<uint32_t*>(of.ws.inner_codes + row * of.x.inner);
-    Coding const coding(__ldcg(of.ws.inner_scales + row), INFINITY);
-    float4 held[kTogether];
-    float numbers[4 * kTogether];
-    uint32_t words[kTogether];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kTogether; ++i) held[i] = __ldcg(values + min(first + i * 32, pieces - 1));
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      numbers[i * 4] = held[i].x, numbers[i * 4 + 1] = held[i].y, numbers[i * 4 + 2] = held[i].z, numbers[i * 4 + 3] = held[i].w;
-    }
-    coding.encode(numbers, words);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      if (first + i * 32 < pieces) codes[first + i * 32] = words[i];
-    }
   }
 };
 

@@ -33,14 +33,13 @@ Constants of streamed weights are fitted to 46 calls of nine layers, eight of th
 171 calls of 29 layers (H200, 2026-11-26 to 2026-11-28; docs/notes/fused_experts.md).
 """
 
-_BOXED_BEGIN, _BOXED_TURN, _BOXED_MOVED = 10500.0, 800.0, 2800.0
-"""Of boxed tiles: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of ordered rows, results and parts,
-which are written and read (H200, 2026-11-29)."""
+_BOXED_BEGIN, _BOXED_TURN, _BOXED_MEMORY, _BOXED_MOVED = 10500.0, 800.0, 3200.0, 2800.0
+"""Of boxed tiles: nanoseconds of three launches, and of a tile apart from its columns; bytes a nanosecond of weights, and of ordered rows,
+results and parts, which are written and read (H200, 2026-11-29)."""
 _BOX = 8
 """Rows of the smallest box."""
-_HELD, _WAITED_ROWS = 2048, 40.0
-"""Columns of a row that one warp codes in one step, and rows of all experts that cost as much as one more row to code (H200,
-2026-11-28)."""
+_WAITED_ROWS = 40.0
+"""Rows of all experts that cost as much as one more row to code (H200, 2026-11-28)."""
 
 
 class RowFacts(NamedTuple):
@@ -99,7 +98,7 @@ def model_ns(row: Row, call: ShapedCall, sm_count: int) -> float:
 
 def _coding_ns(facts: RowFacts, pairs: int, inner: int, active: float) -> float:
     """The part of it in which results become codes. The fullest tile has about twice as many rows as the mean."""
-    if not facts.code_ps or (facts.coders == 1 and inner <= _HELD):
+    if not facts.code_ps:
         return 0.0
     fullest = min(float(facts.tile_tokens), 2.0 * float(pairs) / active - 1.0)
     rows = max(1.0, fullest / float(facts.coders)) + float(pairs) / (_WAITED_ROWS * float(facts.coders))
@@ -115,7 +114,7 @@ def _boxed_ns(facts: RowFacts, call: ShapedCall, sm_count: int) -> float:
     column_ns = (float(facts.few_ps) + float(facts.many_ps - facts.few_ps) * full) / 1000.0
     taken = _BOXED_BEGIN + float(pairs) * (8.0 * float(hidden) + 4.0 * float(inner)) / _BOXED_MOVED
     for rows, k in ((2 * inner, hidden), (hidden, inner)):
-        memory = active * float(rows) * float(k) * float(facts.bits) / 8.0 / _MEMORY
+        memory = active * float(rows) * float(k) * float(facts.bits) / 8.0 / _BOXED_MEMORY
         waves = tiles * float(-(-rows // facts.tile_n)) / float(sm_count * facts.ctas_of_sm)
         working = max(0.5 * (waves + float(math.ceil(waves))), 1.0) * (float(k) * column_ns + _BOXED_TURN)
         taken += max(memory, working) + 0.1 * min(memory, working)

@@ -42,7 +42,7 @@ def _coding(config: AnyConfig) -> tuple[int, int]:
     """Picoseconds in which a warp codes an element of results, and the warps that code a tile's rows."""
     if not isinstance(config, PackedExpertsConfig) or not config.packing.is_coded:
         return 0, 1
-    return config.body.code_ps[config.tile_tokens], config.body.coders or config.tile_tokens
+    return config.body.code_ps.get(config.tile_tokens, 0), config.body.coders or config.tile_tokens
 
 
 def _columns(config: AnyConfig) -> tuple[int, int, int, int]:
