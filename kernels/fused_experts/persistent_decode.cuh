@@ -312,7 +312,7 @@ struct DecodeMm {
 
 // The epilogue of the first product. Rows that a warp can hold are coded by the warp that stores their last part. Others are coded in
 // pieces, which warps take by their numbers, in the order of rows: a warp codes its piece when it has stored a part of a tile and finds the
-// piece's row finished. So no CTA comes late because it codes for others. At the end warps take what is left. None waits for a CTA that may
+// piece's row finished. So no CTA comes late because it codes for others. At the end warps take the rest. None waits for a CTA that may
 // not run: it leaves its piece to the warp that finishes the row.
 template <class Mm>
 struct DecodeGatedRows : GatedRows<Mm> {
@@ -333,7 +333,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
     int end = 0, failed = 0;   // of all pieces; how often its row was not finished
   };
 
-  __device__ static bool is_held(Args const& x) { return x.layer.x.tokens <= kFewTokens && x.layer.x.inner <= kMostHeld; }
+  __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld && x.layer.x.tokens <= kFewTokens; }
   __device__ static Row row_of(Args const& x, int m) {
     auto const& of = x.layer.x;
     return {of.weight_on_input ? router_weight(of, x.layer.ws.order[m]) : 1.0f, x.a_scales[m]};

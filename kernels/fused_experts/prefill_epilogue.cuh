@@ -29,7 +29,7 @@ struct PrefillGatedRows {
 
   int share = -1;                             // taken, and without codes yet: lane 0 knows its number
   moe::Span of_share{0, 0, kUnknown};         // the tile of its rows
-  int listed = 0, failed = 0;                 // tiles; shares whose tile was not finished when they were looked at
+  int listed = 0, failed = 0;                 // tiles; turns in which the share's tile was not finished
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr && !x.layer.x.weight_on_input; }
   __device__ static auto factors_of(Args const& x, int m) {

@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import fit_experts as program  # noqa: E402
 
-KEPT = ROOT / "benchmarks/results/fused_experts-tiles8-2711401-h200-2026-11-28.json.xz"
+KEPT = ROOT / "benchmarks/results/fused_experts-numbered-2911206-h200-2026-11-29.json.xz"
 PREFIX = "sm90a_fusedfp4experts_mxfp4_e4m3_"
 
 
@@ -19,14 +19,15 @@ def test_constants_of_today_choose_well_where_tiles_of_8_were_timed():
     timed = program.read([KEPT])
     rows = {name: program.row_of(name) for t in timed for name in t.us}
     lost = program.losses(timed, rows)
-    assert len(lost) == 19 and sum(lost) / len(lost) < 0.01 and max(lost) < 0.05
-    older = {"begin_ns": 26000, "tile_ps": 256, "code_ps": 3430}
-    lost = program.losses(timed, rows | {f"{PREFIX}t8o": program.row_of(f"{PREFIX}t8o", "t8o", older)})
-    assert max(lost) == pytest.approx(0.379, abs=1e-3)
+    # Rows of 1,152 and 640 columns, which 0.197 and 0.018 are of, were still coded by one warp.
+    assert len(lost) == 12 and sum(lost) / len(lost) < 0.03 and sorted(lost)[-2] < 0.08
+    slower = {"tile_ps": 330}
+    lost_more = program.losses(timed, rows | {f"{PREFIX}t8o": program.row_of(f"{PREFIX}t8o", "t8o", slower)})
+    assert sum(lost_more) - sum(lost) == pytest.approx(0.041, abs=1e-3)
 
 
 def test_a_fit_finds_constants_that_made_the_times():
-    timed, wanted = program.read([KEPT]), {"begin_ns": 20000, "tile_ps": 300, "code_ps": 900}
+    timed, wanted = program.read([KEPT]), {"begin_ns": 20000, "tile_ps": 300, "alone_ps": 3000}
     names = sorted({name for t in timed for name in t.us})
     rows = {name: program.row_of(name, "t8o", wanted) for name in names}
     made = [
@@ -66,4 +67,4 @@ def test_the_losses_are_printed(capsys):
     assert "today, fitted to: " in out and "fitted, judged: " in out and "code_ps = " in out
     program.main([str(KEPT), "--by-layer", "--steps", "2"])
     out = capsys.readouterr().out
-    assert "fitted to the other layers: " in out and out.count("of 19 calls") == 2
+    assert "fitted to the other layers: " in out and out.count("of 12 calls") == 2

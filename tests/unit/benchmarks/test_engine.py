@@ -279,9 +279,30 @@ def test_tokens_that_take_no_time_are_a_failure(paper_engine, tmp_path):
     assert program.main([*given, "--out-dir", str(tmp_path)]) == 1
     (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
     assert row["failures"] == {
-        "while measuring": "engine: 4 tokens of 1 sequences took no longer than one token, 0.001000 s and 0.001000: "
+        "batch 1": "engine: 4 tokens of 1 sequences took no longer than one token, 0.001000 s and 0.001000: "
         "ask for more with --tokens"
     }
+
+
+class Told:
+    """An engine that takes the given times, one after another."""
+
+    def __init__(self, name: str, *seconds: float) -> None:
+        self.name, self._seconds, self.asked = name, list(seconds), 0
+
+    def ask(self, _what: str, **_request: object) -> dict[str, float]:
+        self.asked += 1
+        return {"seconds": self._seconds.pop(0)}
+
+
+def test_rounds_in_which_an_engine_compiles_come_first():
+    slow, steady = Told("engine", 30.0, 12.0, 1.2, 1.1, 1.0), Told("gemmill", 2.0, 1.0, 1.0, 1.0, 1.0)
+    found = program.timed([slow, steady], 2, 0)
+    assert found == [{"engine": 1.1, "gemmill": 1.0}, {"engine": 1.0, "gemmill": 1.0}]
+    once = Told("engine", 1.2, 1.0, 1.3)
+    assert program.timed([once], 2, 0) == [{"engine": 1.0}, {"engine": 1.3}]
+    never = Told("engine", *(2.0**-i for i in range(8)))
+    assert len(program.timed([never], 2, 0)) == 2 and never.asked == 2 + program.MOST_FIRST
 
 
 def test_nothing_is_measured_where_no_engine_starts(paper_engine, tmp_path, monkeypatch, capsys):

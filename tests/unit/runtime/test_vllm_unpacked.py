@@ -223,12 +223,23 @@ def test_both_ways_are_timed_with_all_rows(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "columns"),
-    [(28672, 4096, 4096), (4096, 14336, 1024), (1000, 14336, 1000), (72, 256, 72), (4096, 65536, 1024)],
+    ("rows", "n", "k", "columns"),
+    [
+        (8192, 6144, 4096, 6144),
+        (8192, 28672, 4096, 9216),
+        (4096, 28672, 4096, 15360),
+        (8192, 4096, 14336, 1024),
+        (4096, 4096, 14336, 4096),
+        (8192, 1000, 14336, 1000),
+        (8192, 72, 256, 72),
+        (8192, 4096, 65536, 1024),
+    ],
 )
-def test_wide_layers_are_timed_by_a_part_of_their_columns(n: int, k: int, columns: int) -> None:
+def test_wide_layers_are_timed_by_a_part_of_their_columns(rows: int, n: int, k: int, columns: int) -> None:
     layer = linear.Linear(n=n, k=k, codes=torch.bfloat16, out_dtype=torch.bfloat16, format="nvfp4")
-    assert unpacked.timed_columns(layer) == columns
+    assert unpacked.timed_columns(layer, rows) == columns
+    taken = 2 * (rows * k + columns * (k + rows))
+    assert taken <= 300_000_000 or columns == min(n, 1024)
 
 
 def test_the_part_is_a_call_that_passes(monkeypatch) -> None:
@@ -236,7 +247,7 @@ def test_the_part_is_a_call_that_passes(monkeypatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(contest, "shortest_us", lambda ours, theirs, **named: seen.extend((ours(), theirs())))
     monkeypatch.setattr(unpacked, "_FEWEST_COLUMNS", 64)
-    monkeypatch.setattr(unpacked, "_TIMED_BYTES", 64 * 2 * K)
+    monkeypatch.setattr(unpacked, "_TIMED_BYTES", 2 * 16 * K + 64 * 2 * (K + 16))
     small = layer_of()
     packed = linear.packed_fp4("nvfp4", small.weight, small.weight_scale)
     assert packed is not None

@@ -70,8 +70,8 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
     return dict.fromkeys(packings, stages)
 
 
-# Constants of tiles of nvfp4 are fitted to 87 calls of 15 layers, those of mxfp4 x e4m3 to 80 of 22 (H200, 2026-11-27 and 2026-11-28;
-# docs/notes/fused_experts.md). Gathered tiles of 32 to 128 rows have those of 2026-11-23, and while alone take as long as tiles in order.
+# Constants of tiles of nvfp4 are fitted to 87 calls of 15 layers, those of mxfp4 x e4m3 to 80 of 22, persistent ones of 8 and 16 rows to 44 of
+# ten (H200, 2026-11-27 to 2026-11-29; docs/notes/fused_experts.md). Gathered tiles of 32 to 128 rows have those of 2026-11-23, and while alone take as long as tiles in order.
 # Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer. Columns of boxed
 # tiles are fitted to 36 calls of nine layers, nine of these calls of tiles of 128 rows (H200, 2026-11-28 and 2026-11-29).
 _BY_GROUPS = Body(
@@ -118,11 +118,13 @@ LOOPS: Mapping[ExpertLoop, tuple[Body, ...]] = {
             product="DecodeMm<Products, cutlass::bfloat16_t, {epilogue}>",
             epilogues=("DecodeGatedRows", "DecodeParts"),
             products=("WarpgroupProducts", ""),
-            stages={x: {8: 4 if x.format == NVFP4 else 5, 16: 3 if x.format == NVFP4 else 4} for x in _FOLDED},  # tables take the room of a stage
+            stages={
+                x: {8: 4 if x.format == NVFP4 else 5, 16: 3 if x.format == NVFP4 else 4} for x in _FOLDED
+            },  # tables take the room of a stage
             row_groups={8: 2, 16: 2},
-            tile_ps={8: 247, 16: 270},
-            alone_ps={8: 600, 16: 900},
-            begin_ns=25450,
+            tile_ps={8: 256, 16: 273},
+            alone_ps={8: 1500, 16: 5300},
+            begin_ns=27050,
         ),
         Body(
             header="persistent_prefill",

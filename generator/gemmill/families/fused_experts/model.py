@@ -4,7 +4,8 @@ Each tile of an expert with rows reads the expert's weights once. The first of t
 step takes the time of its loads, which grow with its rows. Where tiles are few, a tile's steps alone take as long as a product.
 
 Where activations become codes, a tile's last warps code its rows, one row after another. A warp that codes stores no
-parts of tiles, which other tiles then wait for: so the time grows with all rows, too.
+parts of tiles, which other tiles then wait for: so the time grows with all rows, too. Persistent tiles of up to 16 rows
+are coded piece by piece, which costs nothing here.
 
 Grouped GEMMs take waves of the better of two tiles, which is simpler than gemmill.families.grouped_mm.model. Between them the
 device reads and writes rows.
