@@ -319,7 +319,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
   using Args = PackedArgs;
   static constexpr int kCounter = 1, kTaken = 4;                        // of tile_count: taken tiles, taken pieces
   static constexpr int kHeld = 16, kMostHeld = kHeld * 128;             // columns of a row that a warp holds
-  static constexpr int kFewTokens = 4;                                  // whose rows are held: a tile has as many at most
+  static constexpr int kFewTokens = 4;                                  // whose rows are held: a warp codes few one after another
   static constexpr int kTogether = 8, kPieceColumns = kTogether * 128;  // of a piece
   static constexpr int kLeft = 1 << 16, kMostTiles = kLeft / 2 - 1;     // a row's count: its parts, and by kLeft the pieces that are left
   static constexpr int kLooks = 100;                                    // at an unfinished row, at the end
@@ -330,7 +330,7 @@ struct DecodeGatedRows : GatedRows<Mm> {
   // The piece that a warp codes next.
   struct State {
     int number = -1;           // lane 0's
-    int end = 0, failed = 0;   // of all pieces; how often its row was not finished
+    int end = 0, failed = 0;   // of all pieces; turns in which its row was not finished
   };
 
   __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld && x.layer.x.tokens <= kFewTokens; }

@@ -73,7 +73,7 @@ def _of(packings: list[Packing], stages: Mapping[int, int]) -> dict[Packing, Map
 # Constants of tiles of nvfp4 are fitted to 87 calls of 15 layers, those of mxfp4 x e4m3 to 80 of 22, persistent ones of 8 and 16 rows to 44 of
 # ten (H200, 2026-11-27 to 2026-11-29; docs/notes/fused_experts.md). Gathered tiles of 32 to 128 rows have those of 2026-11-23, and while alone take as long as tiles in order.
 # Wide tiles are half as many, so fewer multiprocessors read. Where rows are put in order, the first launch takes longer. Columns of boxed
-# tiles are fitted to 36 calls of nine layers, nine of these calls of tiles of 128 rows (H200, 2026-11-28 and 2026-11-29).
+# tiles are fitted to 36 calls of ten layers, ten of these calls of tiles of 128 rows (H200, 2026-11-28 and 2026-11-29).
 _BY_GROUPS = Body(
     header="packed_experts",
     launch="launch_packed_experts",
