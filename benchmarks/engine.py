@@ -39,6 +39,8 @@ PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 """Prompts whose outputs are held together: 396 scored positions, with --prompts more."""
 
+STEP_TOKENS, MOST_PROMPTS = 8192, 16
+"""Tokens of an engine's step; the most prompts that it answers before times are taken."""
 MOST_FIRST, NEAR = 4, 1.25
 """Rounds that come first at most; times of one engine that are as long, as a ratio."""
 
@@ -59,7 +61,7 @@ def arguments(model: Model, given: str, options: argparse.Namespace, folder: Pat
         "dtype": "bfloat16",
         "max_model_len": max(PREFILL_LENGTH, options.length + options.tokens) + 64,
         "max_num_seqs": max(*options.batches, PREFILL_BATCH),
-        "max_num_batched_tokens": 8192,
+        "max_num_batched_tokens": STEP_TOKENS,
         "enable_prefix_caching": options.prefix_caching,
         "seed": 0,
         "gpu_memory_utilization": 0.05,  # the cache's size is given
@@ -92,6 +94,14 @@ def timed(
         if len(found) > rounds:
             break
     return found[1:]
+
+
+def answer_few(sides: Sequence[Side], options: argparse.Namespace) -> None:
+    """Each engine answers one prompt, two, and so on, up to those of a step. Prompts come while it works, so a step may have any number
+    of them; kernels for as many rows are compiled before times are taken, where an engine compiles at the first use."""
+    for batch in range(1, min(max(options.batches), STEP_TOKENS // options.length, MOST_PROMPTS) + 1):
+        for side in sides:
+            side.ask("seconds", seed=batch, batch=batch, length=options.length, tokens=1)
 
 
 def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
@@ -216,6 +226,7 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json, writ
             row["sides"][side.name]["step_kernels"] = {
                 str(batch): _step_kernels(row["model"], side, batch, options) for batch in options.batches
             }
+    answer_few(sides, options)
     row["decode_tokens_per_s"] = {}
     for batch in options.batches:
         try:

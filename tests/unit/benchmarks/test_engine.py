@@ -305,6 +305,13 @@ def test_rounds_in_which_an_engine_compiles_come_first():
     assert len(program.timed([never], 2, 0)) == 2 and never.asked == 2 + program.MOST_FIRST
 
 
+@pytest.mark.parametrize(("given", "batches"), [("--batches 1 256", 16), ("--batches 3", 3), ("--length 32000", 0)])
+def test_engines_answer_few_prompts_before_times_are_taken(given, batches):
+    side = Told("engine", *[1.0] * 99)
+    program.answer_few([side], program.parse(["llama-3.1-8b-fp8", *given.split()]))
+    assert side.asked == batches
+
+
 def test_nothing_is_measured_where_no_engine_starts(paper_engine, tmp_path, monkeypatch, capsys):
     (paper_engine / "vllm.py").write_text(VLLM.replace('if arguments.get("linear_backend") == "broken"', "if True"))
     given = ["llama-3.1-8b-fp8", "llama-3.1-8b-int8", "--batches", "1", "--out-dir", str(tmp_path)]
