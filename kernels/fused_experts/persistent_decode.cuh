@@ -329,8 +329,8 @@ struct DecodeGatedRows : GatedRows<Mm> {
   };
   // The piece that a warp codes next.
   struct State {
-    int number = -1;           // lane 0's
-    int end = 0, failed = 0;   // of all pieces; turns in which its row was not finished
+    int number = -1;          // lane 0's
+    int end = 0, failed = 0;  // of all pieces; turns in which its row was not finished
   };
 
   __device__ static bool is_held(Args const& x) { return x.layer.x.inner <= kMostHeld && x.layer.x.tokens <= kFewTokens; }

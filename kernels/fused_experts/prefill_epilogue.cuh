@@ -27,9 +27,9 @@ struct PrefillGatedRows {
   static constexpr bool kPaired = false;
   static constexpr int kTogether = Kernel::kCtas == 1 ? 8 : 4, kPieceColumns = kTogether * 32 * 4;  // of a row, that a warp codes at a time
 
-  int share = -1;                             // taken, and without codes yet: lane 0 knows its number
-  moe::Span of_share{0, 0, kUnknown};         // the tile of its rows
-  int listed = 0, failed = 0;                 // tiles; turns in which the share's tile was not finished
+  int share = -1;                      // taken, and without codes yet: lane 0 knows its number
+  moe::Span of_share{0, 0, kUnknown};  // the tile of its rows
+  int listed = 0, failed = 0;          // tiles; turns in which the share's tile was not finished
 
   __device__ static bool is_plain(Args const& x) { return x.bias == nullptr && !x.layer.x.weight_on_input; }
   __device__ static auto factors_of(Args const& x, int m) {

@@ -105,7 +105,8 @@ def times_us(layer: Linear, rows: int, *operands: Tensor | None) -> tuple[float,
 def timed_columns(layer: Linear, rows: int) -> int:
     """As many columns of the result as leave _TIMED_BYTES to them, their weights in bf16 and the rows, but a few tiles of them.
 
-    4,096 columns of a layer's 6,144 or 28,672 misled: unpacking took 1.07 of the packed time of these, 0.93 to 0.96 of all.
+    4,096 columns of a layer's 6,144 or 28,672 can mislead: unpacking took 1.07 of the packed time of these, in another run 0.93 to 0.96 of
+    all.
     """
     left = _TIMED_BYTES - 2 * rows * layer.k
     return min(layer.n, max(_FEWEST_COLUMNS, left // (2 * (layer.k + rows)) // _FEWEST_COLUMNS * _FEWEST_COLUMNS))
