@@ -183,6 +183,7 @@ def check_classes(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 def prepared(options: argparse.Namespace, shapes: Sequence[Workload] = ()) -> tuple[Judge, dict[str, Any]]:
     """All that is loaded, and the beginning of the record. Raises FieldError."""
     asked = {"also": "", "batch_invariant": False, "by_backend": False, "alone": False, "match": "", "drawn": shapes}
+    asked["op"] = options.classes
     benchmark = benchmark_of(options.family)
     asked["variants"] = is_tabled = benchmark.drawing is not None
     field = make_field(benchmark, argparse.Namespace(**{**vars(options), **asked}))
