@@ -113,7 +113,7 @@ class Pair:
             self._sides.popitem()[1].stop()
 
     def tried(self) -> Iterator[tuple[str, Json]]:
-        """Each switch with its outcome: `agreement` of outputs, or `failed`."""
+        """Each switch with its outcome: `agreement` of outputs, or `failed`, with `engine_failed` where vLLM alone fails, too."""
         for name, side in self._sides.items():
             try:
                 side.answer()
@@ -129,32 +129,55 @@ class Pair:
                 self.served = self.served or mine.ask("served")
             except EngineError as error:  # and its process has ended
                 found = {"failed": str(error)}
+                if ENGINE not in self.failures and (alone := self._fails_alone(switch)):
+                    found["engine_failed"] = alone
             yield switch, found
             if "failed" in found:
                 break
         self.log = mine.log_lines()
 
     def _try(self, switch: str) -> Json:
-        mine, its = self._sides[SUBJECT], self._sides[ENGINE]
-        if switch in ("compiled", "chunked", "lora"):
-            asked: Json = PROMPTS if switch == "compiled" else LONG
-            asked = asked | ({"lora": str(self._lora)} if switch == "lora" else {})
-            found = mine.ask("outputs", **asked)
-            if ENGINE in self.failures:
-                return {"engine_failed": self.failures[ENGINE]}
-            return {"with": "vLLM", "agreement": agreement(its.ask("outputs", **asked), found)}
+        found = self._answers(SUBJECT, switch)
+        if switch not in ("compiled", "chunked", "lora", "invariant"):
+            return {"with": "itself before", "agreement": agreement(found[0], found[-1])}
+        its = None if ENGINE in self.failures else self._answers(ENGINE, switch)[0]
         if switch == "invariant":
-            found = {"with": "itself alone", "agreement": among_others(mine.ask("among", **AMONG))}
-            if ENGINE not in self.failures:
-                found["engine_agreement"] = among_others(its.ask("among", **AMONG))
-            return found
-        if switch == "prefix":  # the second time, whole blocks of the prompts are in the cache
-            before, after = (mine.ask("outputs", **LONG | {"seed": LONG["seed"] + 1}) for _ in range(2))
-        else:
-            before = mine.ask("outputs", **PROMPTS)
-            mine.ask("reloaded" if switch == "reload" else "slept", level=2 if switch == "deep sleep" else 1)
-            after = mine.ask("outputs", **PROMPTS)
-        return {"with": "itself before", "agreement": agreement(before, after)}
+            told: Json = {"with": "itself alone", "agreement": among_others(found[0])}
+            return told if its is None else told | {"engine_agreement": among_others(its)}
+        if its is None:
+            return {"engine_failed": self.failures[ENGINE]}
+        return {"with": "vLLM", "agreement": agreement(its, found[0])}
+
+    def _answers(self, name: str, switch: str) -> list[Json]:
+        """An engine's answers to the requests of a switch."""
+        return [self._sides[name].ask(command, **asked) for command, asked in self._requests(switch)]
+
+    def _fails_alone(self, switch: str) -> str:
+        """The error of vLLM without the plugin at the same requests; empty where it answers them."""
+        try:
+            self._answers(ENGINE, switch)
+        except EngineError as error:
+            return str(error)
+        return ""
+
+    def _requests(self, switch: str) -> list[tuple[str, Json]]:
+        outputs: tuple[str, Json] = ("outputs", PROMPTS)
+        match switch:
+            case "compiled":
+                return [outputs]
+            case "chunked":
+                return [("outputs", LONG)]
+            case "lora":
+                return [("outputs", LONG | {"lora": str(self._lora)})]
+            case "invariant":
+                return [("among", AMONG)]
+            case "prefix":  # the second time, whole blocks of the prompts are in the cache
+                return [("outputs", LONG | {"seed": LONG["seed"] + 1})] * 2
+        return [
+            outputs,
+            ("reloaded" if switch == "reload" else "slept", {"level": 2 if switch == "deep sleep" else 1}),
+            outputs,
+        ]
 
 
 def _row(kind: str, pairs: Sequence[Pair]) -> Json:
@@ -224,7 +247,9 @@ def outcome(row: Json, switch: str) -> str:
         return "not run"
     if "failed" in found:
         failures = row["failures"][_pair_of(switch)]
-        return "vLLM cannot" if ENGINE in failures else "failed" if SUBJECT in failures else "broke"
+        if ENGINE in failures or "engine_failed" in found:
+            return "vLLM cannot"
+        return "failed" if SUBJECT in failures else "broke"
     told = row["served"][_pair_of(switch)] or {}
     report = told.get("report") or {}
     serves = report.get("served") or any("Gemmill" in name for name in told.get("classes", {}))
@@ -244,13 +269,18 @@ def sentences(row: Json) -> list[str]:
         for refusal in ((told or {}).get("report") or {}).get("left", [])
     ]
     failed = [
-        "vLLM does not start so, with or without the plugin"
-        if ENGINE in row["failures"][_pair_of(switch)]
-        else found["failed"].rpartition(" | ")[2]
+        _why_failed(found, starts=ENGINE not in row["failures"][_pair_of(switch)])
         for switch, found in row["switches"].items()
         if "failed" in found
     ]
     return list(dict.fromkeys([*left, *failed]))
+
+
+def _why_failed(found: Json, *, starts: bool) -> str:
+    if not starts:
+        return "vLLM does not start so, with or without the plugin"
+    error = found["failed"].rpartition(" | ")[2]
+    return f"vLLM ends so, with or without the plugin: {error}" if "engine_failed" in found else error
 
 
 def _pair_of(switch: str) -> str:

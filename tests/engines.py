@@ -126,7 +126,7 @@ def _turboquant() -> dict[str, type]:
     builder = _stand_in("TurboQuantMetadataBuilder", AttentionMetadataBuilder)
 
     def made(self: Any, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
-        self.vllm_config = vllm_config
+        self.layer_names, self.vllm_config = layer_names, vllm_config
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
 
     def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
@@ -135,6 +135,7 @@ def _turboquant() -> dict[str, type]:
         decodes = next((i for i, n in enumerate(counts) if n > self.reorder_batch_threshold), len(counts))
         tokens = int(cam.query_start_loc_cpu[decodes]) if decodes < len(counts) else cam.num_actual_tokens
         named = {"num_decodes": decodes, "num_decode_tokens": tokens, "is_prefill": cam.max_query_len > 1}
+        named["seq_lens_cpu"] = cam.seq_lens_cpu_upper_bound
         return SimpleNamespace(seq_lens=cam.seq_lens, block_table=cam.block_table_tensor, **named)
 
     builder.__init__, builder.build = made, build

@@ -20,7 +20,9 @@ MORE = """
 
     def collective_rpc(self, method):
         assert method == "reload_weights", method
-        if PLACE:
+        import os
+
+        if PLACE == "both" or PLACE == "plugin" and os.environ.get("GEMMILL_VLLM") != "0":
             raise RuntimeError("no weights there")
 """
 
@@ -29,11 +31,11 @@ MORE = """
 def paper(tmp_path, monkeypatch):
     """Writes the package vllm; weights can or cannot be loaded again. No checkpoint is made."""
 
-    def write(after: str = "", *, reloads: bool = True) -> None:
+    def write(after: str = "", *, no_reloads: str = "") -> None:
         folder = tmp_path / "site"
         (folder / "vllm" / "lora").mkdir(parents=True)
         code = VLLM.replace("params, use_tqdm)", "params, use_tqdm, lora_request=None)")
-        more = MORE.replace("PLACE", str(not reloads))
+        more = MORE.replace("PLACE", repr(no_reloads))
         (folder / "vllm" / "__init__.py").write_text(code + more + textwrap.dedent(after))
         (folder / "vllm" / "lora" / "__init__.py").write_text("")
         (folder / "vllm" / "lora" / "request.py").write_text(
@@ -61,13 +63,23 @@ def test_each_switch_of_each_kind_has_an_outcome(paper, tmp_path, capsys):
     assert program.outcome(rows["sparse-2-4"], "sleep") == "not run"
 
 
-def test_a_switch_that_breaks_is_named_and_ends_its_pair(paper, tmp_path):
-    paper(reloads=False)
-    assert program.main(["int8", "--out-dir", str(tmp_path), "--device", "cpu"]) == 0
+@pytest.mark.parametrize(
+    ("no_reloads", "cell", "sentence"),
+    [
+        ("plugin", "broke", "gemmill: RuntimeError: no weights there"),
+        ("both", "vLLM cannot", "vLLM ends so, with or without the plugin: gemmill: RuntimeError: no weights there"),
+    ],
+)
+def test_a_switch_that_breaks_is_named_and_ends_its_pair(paper, tmp_path, no_reloads, cell, sentence):
+    """vLLM without the plugin is asked for the same."""
+    paper(no_reloads=no_reloads)
+    given = ["int8", "--pairs", "as it comes", "--out-dir", str(tmp_path), "--device", "cpu"]
+    assert program.main(given) == 0
     (row,) = json.loads((tmp_path / "switches-engine.json").read_text())["rows"]
-    assert row["switches"]["reload"] == {"failed": "gemmill: RuntimeError: no weights there"}
-    assert program.outcome(row, "reload") == "broke" and program.outcome(row, "deep sleep") == "not run"
-    assert program.outcome(row, "prefix") == "refused, 2796 of 2796"
+    assert row["switches"]["reload"]["failed"] == "gemmill: RuntimeError: no weights there"
+    assert program.outcome(row, "reload") == cell and program.outcome(row, "deep sleep") == "not run"
+    assert program.sentences(row) == [sentence]
+    assert program.outcome(row, "sleep") == "refused, 396 of 396"
 
 
 def test_a_row_that_others_change_is_counted_and_vllm_is_asked_for_invariance(paper, tmp_path):

@@ -203,6 +203,7 @@ def batch_of(counts: list[int], table: torch.Tensor, lengths: torch.Tensor, padd
         "query_start_loc_cpu": begins,
         "seq_lens": torch.cat((lengths, lengths.new_zeros(padding))),
         "block_table_tensor": grown,
+        "seq_lens_cpu_upper_bound": torch.cat((lengths - 1, lengths.new_zeros(padding))),  # as of a draft model
         "num_reqs": len(counts) + padding,
         "max_query_len": max(counts),
         "num_actual_tokens": sum(counts) + padding * max(counts),
@@ -211,9 +212,9 @@ def batch_of(counts: list[int], table: torch.Tensor, lengths: torch.Tensor, padd
     return SimpleNamespace(**given)
 
 
-def builder_of(drafts: int):
+def builder_of(drafts: int, layer: str = "model.layers.2.self_attn.attn"):
     """As vLLM makes it for a model with so many draft tokens a step."""
-    return own().GemmillTurboQuantBuilder(None, [], SimpleNamespace(num_speculative_tokens=drafts), "cpu")
+    return own().GemmillTurboQuantBuilder(None, [layer], SimpleNamespace(num_speculative_tokens=drafts), "cpu")
 
 
 def one_by_one(impl, q: torch.Tensor, counts: list[int], cache, table, lengths) -> torch.Tensor:
@@ -252,6 +253,22 @@ def test_a_padded_uniform_batch_needs_no_index(vllm) -> None:
     for counts, padding, is_uniform in (([4, 4], 0, True), ([4, 4], 3, True), ([4, 3], 0, False), ([2, 4], 1, False)):
         rows = builder_of(drafts=3).build(0, batch_of(counts, table, lengths, padding)).rows
         assert rows.most == 4 and (rows.taken is None and rows.given is None) == is_uniform
+
+
+@pytest.mark.parametrize(
+    ("layer", "counts", "wanted"),
+    [
+        ("draft_model.model.layers.2.self_attn.attn", [3, 133], [40, 133]),
+        ("draft_model.model.layers.2.self_attn.attn", [3, 3], [39, 132]),
+        ("model.layers.2.self_attn.attn", [3, 133], [39, 132]),
+    ],
+)
+def test_prefills_of_a_draft_model_have_the_devices_lengths(vllm, layer: str, counts, wanted) -> None:
+    """vLLM's lengths on the CPU lack a token there, so that a query of 133 tokens would follow -1 others."""
+    table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.tensor([40, 133], dtype=torch.int32)
+    meta = builder_of(3, layer).build(0, batch_of(counts, table, lengths))
+    assert meta.seq_lens_cpu.device.type == "cpu" and meta.seq_lens_cpu.tolist() == wanted
+    assert "seq_lens_cpu" in CLASSES["TurboQuantMetadata"]["fields"]
 
 
 def test_decodes_with_drafts_stand_before_prefills(vllm, served) -> None:

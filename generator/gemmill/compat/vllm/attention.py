@@ -31,6 +31,9 @@ from gemmill.families.kv_cache.packed import name_of, preset_format, slot_sizes
 from gemmill.families.kv_cache.packed_ops import MOST_SLOT_ROWS
 from gemmill.runtime import ops, served
 
+_DRAFT_MODEL = "draft_model."
+"""How vLLM's names of a draft model's layers begin."""
+
 
 class GemmillTurboQuantBackend(TurboQuantAttentionBackend):
     """vLLM's backend with gemmill's kernels."""
@@ -68,7 +71,11 @@ class Rows:
 
 
 class GemmillTurboQuantBuilder(TurboQuantMetadataBuilder):
-    """vLLM's, but for drafts: a query of a token and its drafts is a decode."""
+    """vLLM's, but for drafts: a query of a token and its drafts is a decode.
+
+    vLLM 0.33 tells the CPU one token less of a draft model's sequences than its query has, so that its prefilling of more than 128
+    tokens ends the engine. For a draft model's prefills the builder takes the lengths that the device has, and waits for them.
+    """
 
     def _init_reorder_batch_threshold(
         self,
@@ -83,6 +90,8 @@ class GemmillTurboQuantBuilder(TurboQuantMetadataBuilder):
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         decodes, tokens = metadata.num_decodes, metadata.num_decode_tokens
         metadata.is_prefill = decodes < common_attn_metadata.num_reqs
+        if metadata.is_prefill and any(name.startswith(_DRAFT_MODEL) for name in self.layer_names):
+            metadata.seq_lens_cpu = common_attn_metadata.seq_lens.cpu()
         begins = common_attn_metadata.query_start_loc_cpu[: decodes + 1]
         metadata.rows = rows_of(begins, tokens, common_attn_metadata.seq_lens.device)
         return metadata

@@ -41,7 +41,7 @@ def test_a_graph_of_drafts_serves_all_lengths(plugin, rows: int, device: torch.d
     table = torch.arange(2 * pages, dtype=torch.int32, device=device).reshape(2, pages)
     config = SimpleNamespace(num_speculative_tokens=rows - 1)
     batch = {"query_start_loc_cpu": begins, "seq_lens": lengths, "block_table_tensor": table, "num_reqs": 2}
-    batch |= {"max_query_len": rows, "num_actual_tokens": 2 * rows}
+    batch |= {"max_query_len": rows, "num_actual_tokens": 2 * rows, "seq_lens_cpu_upper_bound": None}
     meta = plugin.GemmillTurboQuantBuilder(None, [], config, device).build(0, SimpleNamespace(**batch))
     q = torch.randn(2 * rows, HEADS, HEAD_DIM, device=device).bfloat16()
 
