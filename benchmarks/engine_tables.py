@@ -229,7 +229,7 @@ def _reasons(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
     run = {row["layers"] for _, row in _rows_of_layers(results)}
     layers["not run"] = [kind.layers for kind in KINDS.values() if kind.layers not in run]
     for why, names in ((why, names) for why, names in layers.items() if names):
-        yield f"- {'; '.join(dict.fromkeys(names))}: {why}."
+        yield f"- {'; '.join(dict.fromkeys(names))}: {why.rstrip('.')}."
 
 
 def page(text: str, results: Sequence[tuple[str, Json]], tried: Sequence[tuple[str, Json]] | None = None) -> str:
