@@ -34,6 +34,8 @@ from served.random_weights import LOAD_FORMAT
 from served.side import SUBJECT, EngineError, Side, end_engines_on_sigterm
 
 RESULTS = Path(__file__).resolve().parent / "results"
+SCHEMA_VERSION = 2
+"""In version 1, a decode rate was of all tokens but each sequence's first, by the time of all tokens less the time of one."""
 ENGINE, OTHER = "engine", "other"
 PREFILL_BATCH, PREFILL_LENGTH = 8, 4096
 JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
@@ -48,7 +50,7 @@ Json = dict[str, Any]
 
 
 class EngineTimeError(ValueError):
-    """Times that say nothing of an engine."""
+    """Steps that say nothing of an engine."""
 
 
 def arguments(model: Model, given: str, options: argparse.Namespace, folder: Path) -> Json:
@@ -76,21 +78,21 @@ def arguments(model: Model, given: str, options: argparse.Namespace, folder: Pat
 
 def timed(
     sides: Sequence[Side], rounds: int, turn: int, *, same: bool = False, **request: Any
-) -> list[dict[str, float]]:
-    """Seconds of each engine, round by round; each has its own prompts unless all have the same.
+) -> list[dict[str, Json]]:
+    """The seconds and steps of each engine, round by round; each round has its own prompts unless all have the same.
 
     One round more comes first, and others until each engine takes as long as in the round before: an engine may compile kernels when
     it meets a number of rows.
     """
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Json]] = []
     for number in range(rounds + MOST_FIRST):
-        seconds = {
-            side.name: side.ask("seconds", seed=turn + number * (not same), **request)["seconds"]
+        answers = {
+            side.name: side.ask("seconds", seed=turn + number * (not same), **request)
             for side in random.Random(turn + number).sample(list(sides), len(sides))
         }
-        if len(found) == 1 and number < MOST_FIRST and any(seconds[name] * NEAR < found[0][name] for name in seconds):
+        if len(found) == 1 and number < MOST_FIRST and any(_is_faster(answers[name], found[0][name]) for name in answers):
             found.clear()
-        found.append(seconds)
+        found.append(answers)
         if len(found) > rounds:
             break
     return found[1:]
@@ -104,24 +106,25 @@ def answer_few(sides: Sequence[Side], options: argparse.Namespace) -> None:
             side.ask("seconds", seed=batch, batch=batch, length=options.length, tokens=1)
 
 
-def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Tokens per second of each engine, by rounds: of all tokens but each sequence's first.
+def _is_faster(answer: Json, before: Json) -> bool:
+    return float(answer["seconds"]) * NEAR < before["seconds"]
 
-    Raises EngineTimeError where the others took no time.
+
+def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Tokens per second of each engine, by rounds: of the steps in which all sequences decode.
+
+    Raises EngineTimeError where there is no such step.
     """
-    prompts = {"same": options.prefix_caching, "batch": batch, "length": options.length}
-    first = timed(sides, options.rounds, 1000 * batch, tokens=1, **prompts)
-    whole = timed(sides, options.rounds, 1000 * batch, tokens=options.tokens, **prompts)
-    tokens = batch * (options.tokens - 1)
+    prompts = {"same": options.prefix_caching, "batch": batch, "length": options.length, "tokens": options.tokens}
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
-    for of_one, of_all in zip(first, whole, strict=True):
+    for answers in timed(sides, options.rounds, 1000 * batch, **prompts):
         for name, found in rates.items():
-            if (seconds := of_all[name] - of_one[name]) <= 0:
+            if (steps := answers[name]["steps"]) < 1 or answers[name]["steps_s"] <= 0:
                 raise EngineTimeError(
-                    f"{name}: {options.tokens} tokens of {batch} sequences took no longer than one token, "
-                    f"{of_all[name]:.6f} s and {of_one[name]:.6f}: ask for more with --tokens"
+                    f"{name}: no step in which all {batch} sequences decode: the first had its {options.tokens} tokens before the "
+                    "last began. Ask for more with --tokens, or for fewer sequences"
                 )
-            found.append(round(tokens / seconds, 1))
+            found.append(round(batch * steps / answers[name]["steps_s"], 1))
     return rates
 
 
@@ -240,7 +243,7 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace, row: Json, writ
     prompts = {"batch": PREFILL_BATCH, "length": PREFILL_LENGTH, "tokens": 1}
     rounds = timed(sides, options.rounds, 7, **prompts)
     tokens = PREFILL_BATCH * PREFILL_LENGTH
-    rates = {side.name: [round(tokens / seconds[side.name], 1) for seconds in rounds] for side in sides}
+    rates = {side.name: [round(tokens / of[side.name]["seconds"], 1) for of in rounds] for side in sides}
     row["prefill_tokens_per_s"] = figures(rates)
     _told(f"{row['model']}, prefill of {PREFILL_BATCH} x {PREFILL_LENGTH}, tokens/s", row["prefill_tokens_per_s"])
 
@@ -274,7 +277,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parse(given)
     rows = []
     record: Json = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": devices.environment(),
         "commit": options.commit or devices.commit_of(Path(__file__).parent),

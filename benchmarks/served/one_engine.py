@@ -12,7 +12,8 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -96,14 +97,17 @@ class Engine:
         return {"batches": found}
 
     def seconds(self, request: Json) -> Json:
-        """Of `batch` prompts of `length` tokens until each has `tokens` more."""
+        """Of `batch` prompts of `length` tokens until each has `tokens` more; and the steps in which all of them decode, with theirs."""
         from vllm import SamplingParams
 
         prompts = self._prompts(request["batch"], request["length"], request["seed"])
         params = SamplingParams(temperature=0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
-        self._llm.generate(prompts, params, use_tqdm=False)
-        return {"seconds": time.perf_counter() - begun}
+        with _recorded(self._llm.llm_engine) as ends:
+            self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        steps, steps_s = decoding(ends, request["tokens"])
+        return {"seconds": seconds, "steps": steps, "steps_s": steps_s}
 
     def slept(self, request: Json) -> Json:
         """Sleeps at `level` and wakes up. Level 2 drops the weights, so they are loaded again."""
@@ -148,6 +152,36 @@ class Engine:
         draw = random.Random(seed)
         tokens = range(_KEPT, self._vocabulary - _KEPT)
         return [{"prompt_token_ids": draw.choices(tokens, k=length)} for _ in range(count)]
+
+
+@contextmanager
+def _recorded(engine: Any) -> Iterator[list[tuple[float, bool]]]:
+    """A list that gets, for each step of vLLM's engine, when its tokens came and whether a sequence ended."""
+    ends: list[tuple[float, bool]] = []
+    step = engine.step
+
+    def timed() -> Any:
+        ended = step()
+        ends.append((time.perf_counter(), bool(ended)))
+        return ended
+
+    engine.step = timed
+    try:
+        yield ends
+    finally:
+        engine.step = step
+
+
+def decoding(ends: Sequence[tuple[float, bool]], tokens: int) -> tuple[int, float]:
+    """The number of steps in which all sequences decode, and their seconds: from the first token of the sequence that begins last to
+    the last token of the one that ends first.
+
+    `ends` has each step's time and whether a sequence ended in it; each sequence gets `tokens`, one a step. The number is below one
+    where the first sequence ends before the last one begins.
+    """
+    ended = [place for place, (_, has_ended) in enumerate(ends) if has_ended]
+    begin = max(0, ended[-1] - (tokens - 1))
+    return ended[0] - begin, ends[ended[0]][0] - ends[begin][0]
 
 
 def _adapted(folder: str | None) -> Json:

@@ -18,6 +18,7 @@ from served import loading
 from served import side as side_module
 from served.agreement import agreement, with_itself
 from served.models import MODELS, model_of
+from served.one_engine import decoding
 from served.random_weights import damping, fill
 from served.side import BENCHMARKS, EngineError, Side
 from unit.test_docs_tables import undated
@@ -45,10 +46,18 @@ class LLM:
         if arguments.get("linear_backend") == "gone":
             print("it is gone", flush=True)
             os._exit(3)
-        self.llm_engine = types.SimpleNamespace(model_config=types.SimpleNamespace(get_vocab_size=lambda: 4096))
+        config = types.SimpleNamespace(get_vocab_size=lambda: 4096)
+        self.llm_engine = types.SimpleNamespace(model_config=config, step=self.step)
+
+    def step(self):
+        clock[0] += 1e-3
+        self.left -= 1
+        return [] if self.left else ["a sequence that ended"]
 
     def generate(self, prompts, params, use_tqdm):
-        clock[0] += 1e-3 * params.max_tokens
+        self.left = params.max_tokens
+        while self.left:
+            self.llm_engine.step()
         made = []
         for prompt in prompts:
             ids = prompt["prompt_token_ids"]
@@ -227,7 +236,7 @@ def test_each_case_is_kept_when_it_ends(paper_engine, tmp_path, monkeypatch):
 def test_further_engines_have_their_variables_and_settings(paper_engine, tmp_path):
     also = ["SPEED=4;linear_backend=gone", "SPEED=4;GEMMILL_VLLM=0", "SPEED=4"]
     speed = "(int(os.environ.get('SPEED', 1)) + 2 * int(os.environ['GEMMILL_VLLM']))"
-    (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3 *", f"1e-3 / {speed} *"))
+    (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3", f"1e-3 / {speed}"))
     given = "llama-3.1-8b-fp8 --layers 2 --batches 1 --length 8 --tokens 4 --rounds 1 --prompts 2".split()
     given += [text for side in also for text in ("--also", side)]
     assert program.main([*given, "--out-dir", str(tmp_path), "--name", "engine-x"]) == 1
@@ -273,36 +282,57 @@ def test_loading_alone_asks_for_no_token(paper_engine, tmp_path, monkeypatch, ca
     assert "llama-3.1-8b-fp8-2-layers, gemmill: first token " in capsys.readouterr().out
 
 
-def test_tokens_that_take_no_time_are_a_failure(paper_engine, tmp_path):
-    (paper_engine / "vllm.py").write_text(VLLM.replace("1e-3 * params.max_tokens", "1e-3"))
-    given = ["llama-3.1-8b-fp8", "--batches", "1", "--length", "8", "--tokens", "4", "--rounds", "1", "--one-at-a-time"]
+def test_sequences_that_never_decode_together_are_a_failure(paper_engine, tmp_path):
+    given = ["llama-3.1-8b-fp8", "--batches", "1", "--length", "8", "--tokens", "1", "--rounds", "1", "--one-at-a-time"]
     assert program.main([*given, "--out-dir", str(tmp_path)]) == 1
     (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
     assert row["failures"] == {
-        "batch 1": "engine: 4 tokens of 1 sequences took no longer than one token, 0.001000 s and 0.001000: "
-        "ask for more with --tokens"
+        "batch 1": "engine: no step in which all 1 sequences decode: the first had its 1 tokens before the last began. "
+        "Ask for more with --tokens, or for fewer sequences"
     }
 
 
+@pytest.mark.parametrize(
+    ("ends", "tokens", "found"),
+    [
+        ("...e", 4, (3, 3.0)),
+        ("...e..e", 4, (0, 0.0)),  # the last gets its first token as the first gets its last
+        (".....eee", 6, (3, 3.0)),  # one begins at each of three steps
+        (".....e.e", 4, (1, 1.0)),
+        ("...e.....e", 4, (-3, -3.0)),
+    ],
+)
+def test_steps_in_which_all_sequences_decode(ends, tokens, found):
+    assert decoding([(float(place), step == "e") for place, step in enumerate(ends)], tokens) == found
+
+
 class Told:
-    """An engine that takes the given times, one after another."""
+    """An engine that takes the given times, one after another, and decodes in half of each."""
 
     def __init__(self, name: str, *seconds: float) -> None:
         self.name, self._seconds, self.asked = name, list(seconds), 0
 
     def ask(self, _what: str, **_request: object) -> dict[str, float]:
         self.asked += 1
-        return {"seconds": self._seconds.pop(0)}
+        seconds = self._seconds.pop(0)
+        return {"seconds": seconds, "steps": 4, "steps_s": seconds / 2}
 
 
 def test_rounds_in_which_an_engine_compiles_come_first():
     slow, steady = Told("engine", 30.0, 12.0, 1.2, 1.1, 1.0), Told("gemmill", 2.0, 1.0, 1.0, 1.0, 1.0)
-    found = program.timed([slow, steady], 2, 0)
-    assert found == [{"engine": 1.1, "gemmill": 1.0}, {"engine": 1.0, "gemmill": 1.0}]
+    def seconds(*sides: Told) -> list[dict[str, float]]:
+        return [{name: of["seconds"] for name, of in found.items()} for found in program.timed(sides, 2, 0)]
+
+    assert seconds(slow, steady) == [{"engine": 1.1, "gemmill": 1.0}, {"engine": 1.0, "gemmill": 1.0}]
     once = Told("engine", 1.2, 1.0, 1.3)
-    assert program.timed([once], 2, 0) == [{"engine": 1.0}, {"engine": 1.3}]
+    assert seconds(once) == [{"engine": 1.0}, {"engine": 1.3}]
     never = Told("engine", *(2.0**-i for i in range(8)))
-    assert len(program.timed([never], 2, 0)) == 2 and never.asked == 2 + program.MOST_FIRST
+    assert len(seconds(never)) == 2 and never.asked == 2 + program.MOST_FIRST
+
+
+def test_a_rate_is_of_the_steps_in_which_all_sequences_decode():
+    options = program.parse(["llama-3.1-8b-fp8", "--rounds", "2"])
+    assert program.decoding([Told("engine", 3.0, 2.0, 4.0, 8.0)], 16, options) == {"engine": [32.0, 16.0]}
 
 
 @pytest.mark.parametrize(("given", "batches"), [("--batches 1 256", 16), ("--batches 3", 3), ("--length 32000", 0)])
