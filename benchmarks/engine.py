@@ -90,7 +90,11 @@ def timed(
             side.name: side.ask("seconds", seed=turn + number * (not same), **request)
             for side in random.Random(turn + number).sample(list(sides), len(sides))
         }
-        if len(found) == 1 and number < MOST_FIRST and any(_is_faster(answers[name], found[0][name]) for name in answers):
+        if (
+            len(found) == 1
+            and number < MOST_FIRST
+            and any(_is_faster(answers[name], found[0][name]) for name in answers)
+        ):
             found.clear()
         found.append(answers)
         if len(found) > rounds:

@@ -57,8 +57,8 @@ CHUNK = 256
 Json = dict[str, Any]
 
 
-def arguments(kind: LayerKind, folder: Path, options: argparse.Namespace, switches: Sequence[str]) -> Json:
-    """Arguments of vLLM's LLM for one engine of a pair."""
+def arguments(kind: LayerKind, folder: Path, options: argparse.Namespace, switches: Sequence[str], name: str) -> Json:
+    """Arguments of vLLM's LLM for one engine of a pair, ENGINE or SUBJECT."""
     mixed, invariant = switches == MIXED, switches == INVARIANT
     used: Json = {"enable_sleep_mode": True}
     if mixed:
@@ -84,6 +84,7 @@ def arguments(kind: LayerKind, folder: Path, options: argparse.Namespace, switch
         **used,
         **({"tensor_parallel_size": options.ranks} if options.ranks > 1 else {}),
         **kind.settings,
+        **(kind.with_plugin if name == SUBJECT else {}),
     }
 
 
@@ -95,13 +96,13 @@ class Pair:
     ) -> None:
         """`folder` holds the checkpoints; the stack ends the engines."""
         self.name = next(name for name, tried in PAIRS.items() if tried == switches)
-        self._switches, self._lora = switches, adapter(folder / "adapter")
+        self._switches, self._lora = switches, adapter(kind, folder)
         self._sides: dict[str, Side] = {}
         stack.callback(self.stop)
         for name in (ENGINE, SUBJECT):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switches-")))
             asked = {"VLLM_BATCH_INVARIANT": "1"} if switches == INVARIANT else {}
-            side = Side(name, arguments(kind, folder, options, switches), scratch / name, variables=asked)
+            side = Side(name, arguments(kind, folder, options, switches, name), scratch / name, variables=asked)
             self._sides[name] = side
         self.failures: dict[str, str] = {}
         self.served: Json = {}

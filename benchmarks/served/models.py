@@ -47,6 +47,47 @@ _QWEN3_30B = {
     "torch_dtype": "bfloat16",
 }
 """Qwen3-30B-A3B."""
+_DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "vocab_size": 102400,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""DeepSeek-V2-Lite, whose attention is over latents."""
 
 _CODES = {"num_bits": 8, "symmetric": True}
 _FP8_CHANNEL = {
@@ -136,6 +177,7 @@ MODELS = {
         ("qwen3-30b-a3b-fp8", _QWEN3_30B, _FP8_CHANNEL, {}),
         ("qwen3-30b-a3b-fp8-block", _QWEN3_30B, _FP8_BLOCK, {}),
         ("qwen3-30b-a3b-nvfp4", _QWEN3_30B, _NVFP4, {}),
+        ("deepseek-v2-lite", _DEEPSEEK_V2_LITE, None, {}),
     )
 }
 

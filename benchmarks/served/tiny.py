@@ -5,7 +5,7 @@ compressed-tensors' key names, or DeepSeek's of blocks of 32; kinds that the eng
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,12 @@ class LayerKind:
     """Tokens that a draft model, the same checkpoint, proposes a step; 0 for no speculative decoding."""
     static: bool = False
     """Activations have one given scale."""
+    latents: bool = False
+    """Attention over latents (MLA), as DeepSeek-V2's."""
     settings: Json = field(default_factory=dict)
     """Arguments of the engine."""
+    with_plugin: Json = field(default_factory=dict)
+    """Arguments of the engine with the plugin alone, which vLLM does not know by itself."""
     absent: str = ""
     """Why vLLM 0.33 cannot be asked for it; empty where it can."""
 
@@ -79,6 +83,16 @@ KINDS = {
         drafts=3,
         settings={"kv_cache_dtype": "turboquant_4bit_nc"},
     ),
+    "latents": LayerKind(
+        layers="cache of latents `gemmill_eden4`, next to bf16",
+        latents=True,
+        with_plugin={"attention_backend": "MLA_GEMMILL", "kv_cache_dtype": "gemmill_eden4"},
+    ),
+    "latents-e4m3": LayerKind(
+        layers="cache of latents `gemmill_turboquant_mse4_e4m3`, next to bf16",
+        latents=True,
+        with_plugin={"attention_backend": "MLA_GEMMILL", "kv_cache_dtype": "gemmill_turboquant_mse4_e4m3"},
+    ),
     "sparse-2-4": LayerKind(
         layers="2:4 sparse layers", absent="vLLM 0.33 has no scheme of compressed-tensors for 2:4 sparse weights"
     ),
@@ -87,7 +101,8 @@ KINDS = {
 
 def written(kind: LayerKind, folder: Path, device: str = "cpu") -> Path:
     """The folder of the kind's checkpoint below `folder`, made where it is missing. Kinds of one format share a folder."""
-    floats = _floats(folder / f"{'experts' if kind.experts else 'dense'}-{kind.depth}", kind)
+    of = "latents" if kind.latents else "experts" if kind.experts else "dense"
+    floats = _floats(folder / f"{of}-{kind.depth}", kind)
     if kind.to is None:
         return floats
     from gemmill.quantize import quantize_checkpoint
@@ -137,7 +152,7 @@ def _give_scales(folder: Path) -> None:
 
 
 def _floats(out: Path, kind: LayerKind) -> Path:
-    """A Llama, or a Qwen3 of 32 experts, with weights of bf16."""
+    """A Llama, a Qwen3 of 32 experts, or a DeepSeek-V2 without experts, with weights of bf16."""
     if (out / "config.json").is_file():
         return out
     import torch
@@ -155,7 +170,12 @@ def _floats(out: Path, kind: LayerKind) -> Path:
         "tie_word_embeddings": False,
     }
     torch.manual_seed(0)
-    if kind.experts:
+    if kind.latents:
+        del sizes["head_dim"]
+        sizes |= {"num_key_value_heads": HEADS, "q_lora_rank": None, "first_k_dense_replace": kind.depth}
+        sizes |= {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM}
+        model = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes))
+    elif kind.experts:
         sizes |= {"moe_intermediate_size": 768, "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True}
         model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
     else:
@@ -164,8 +184,10 @@ def _floats(out: Path, kind: LayerKind) -> Path:
     return out
 
 
-def adapter(folder: Path) -> Path:
-    """A LoRA adapter of random weights for the projections of attention, as PEFT writes it."""
+def adapter(kind: LayerKind, folder: Path) -> Path:
+    """A LoRA adapter of random weights below `folder`, as PEFT writes it: for the projections of attention; over latents, the last."""
+    targets = ("o_proj",) if kind.latents else _ATTENTION
+    folder = folder / f"adapter-{'-'.join(targets)}"
     if (folder / "adapter_config.json").is_file():
         return folder
     import torch
@@ -177,7 +199,7 @@ def adapter(folder: Path) -> Path:
         f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight": 0.05
         * torch.randn(shape, dtype=torch.float32, device="cpu", generator=generator)
         for layer in range(LAYERS)
-        for name, part, shape in _factors()
+        for name, part, shape in _factors(targets)
     }
     save_file({name: x.to(torch.bfloat16) for name, x in tensors.items()}, folder / "adapter_model.safetensors")
     config = {
@@ -187,15 +209,15 @@ def adapter(folder: Path) -> Path:
         "lora_alpha": 2 * LORA_RANK,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": list(_ATTENTION),
+        "target_modules": list(targets),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
-def _factors() -> Iterator[tuple[str, str, tuple[int, int]]]:
+def _factors(targets: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, int]]]:
     rows = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
-    for name in _ATTENTION:
+    for name in targets:
         n, k = (rows[name] * HEAD_DIM, HIDDEN) if name in rows else (HIDDEN, HEADS * HEAD_DIM)
         yield name, "A", (LORA_RANK, k)
         yield name, "B", (n, LORA_RANK)

@@ -320,6 +320,7 @@ class Told:
 
 def test_rounds_in_which_an_engine_compiles_come_first():
     slow, steady = Told("engine", 30.0, 12.0, 1.2, 1.1, 1.0), Told("gemmill", 2.0, 1.0, 1.0, 1.0, 1.0)
+
     def seconds(*sides: Told) -> list[dict[str, float]]:
         return [{name: of["seconds"] for name, of in found.items()} for found in program.timed(sides, 2, 0)]
 

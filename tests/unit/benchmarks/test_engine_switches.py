@@ -123,9 +123,28 @@ def test_checkpoints_are_those_of_their_kinds(tmp_path):
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert str(weights.get_tensor("model.layers.1.mlp.down_proj.weight").dtype) == "torch.int8"
     assert tiny.written(tiny.KINDS["turboquant"], tmp_path).name == "dense-6"
-    with safe_open(tiny.adapter(tmp_path / "adapter") / "adapter_model.safetensors", "pt") as factors:
-        shape = factors.get_slice("base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight").get_shape()
-    assert shape == [256, 8]
+    latents = tiny.written(tiny.KINDS["latents"], tmp_path)
+    with safe_open(latents / "model.safetensors", "pt") as weights:
+        assert weights.get_slice("model.layers.1.self_attn.kv_a_proj_with_mqa.weight").get_shape() == [576, 1024]
+
+
+@pytest.mark.parametrize(("kind", "names", "shape"), [("int8", 4, [256, 8]), ("latents", 1, [1024, 8])])
+def test_an_adapter_is_for_projections_that_the_kind_has(tmp_path, kind, names, shape):
+    folder = tiny.adapter(tiny.KINDS[kind], tmp_path)
+    targets = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    with safe_open(folder / "adapter_model.safetensors", "pt") as factors:
+        name = "k_proj" if kind == "int8" else "o_proj"
+        found = factors.get_slice(f"base_model.model.model.layers.0.self_attn.{name}.lora_B.weight").get_shape()
+    assert len(targets) == names and found == shape
+
+
+def test_vllm_alone_has_no_cache_of_the_plugins(tmp_path):
+    options = program.parse(["latents", "--device", "cpu"])
+    asked = [
+        program.arguments(tiny.KINDS["latents"], tmp_path, options, program.PLAIN, name)
+        for name in ("engine", "gemmill")
+    ]
+    assert "kv_cache_dtype" not in asked[0] and asked[1] == asked[0] | tiny.KINDS["latents"].with_plugin
 
 
 def record_of(commit: str, *rows: dict, ranks: int = 1) -> tuple[str, dict]:
@@ -171,10 +190,12 @@ def test_a_later_run_adds_what_an_earlier_one_has_not_tried():
 
 def test_a_kind_with_drafts_asks_for_its_own_checkpoint_as_the_draft_model(paper, tmp_path):
     options = program.parse(["turboquant-drafts", "--device", "cpu"])
-    asked = program.arguments(tiny.KINDS["turboquant-drafts"], tmp_path, options, program.PLAIN)
+    asked = program.arguments(tiny.KINDS["turboquant-drafts"], tmp_path, options, program.PLAIN, "engine")
     assert asked["speculative_config"] == {
         "method": "draft_model",
         "model": asked["model"],
         "num_speculative_tokens": 3,
     }
-    assert "speculative_config" not in program.arguments(tiny.KINDS["turboquant"], tmp_path, options, program.PLAIN)
+    assert "speculative_config" not in program.arguments(
+        tiny.KINDS["turboquant"], tmp_path, options, program.PLAIN, "engine"
+    )
