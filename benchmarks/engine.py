@@ -261,12 +261,13 @@ def _told_loading(row: Json) -> None:
 def _step_kernels(model: str, side: Side, batch: int, options: argparse.Namespace) -> Json:
     seed = 1000 * batch
     found = side.ask("kernels", batch=batch, length=options.length, tokens=options.tokens, seed=seed)
-    step = f"{found['step_us']:.0f} us, of which idle {found['idle_us']:.0f}; " if found["step_us"] else ""
-    print(
-        f"{model}, batch {batch}, a decode step of {side.name}: {step}kernels {found['kernels_us']:.0f} us", flush=True
-    )
+    step = f"{found['step_us']:.0f} us, of which idle {found['idle_us']:.0f}" if found["step_us"] else "not found"
+    print(f"{model}, batch {batch}, a decode step of {side.name}: {step}", flush=True)
     for kernel in found["kernels"][:12]:
-        print(f"  {kernel['us']:8.1f} us, {kernel['launches']:4} launches: {kernel['name'][:120]}", flush=True)
+        print(
+            f"  {kernel['own_us']:8.1f} us, {kernel['launches']:5} launches: {kernel['name'][:120]}",
+            flush=True,
+        )
     return found
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from engine import RESULTS, version
 from harness import devices
 from harness.written import write_json
-from served.agreement import agreement, among_others
+from served.agreement import agreement, among_others, with_itself
 from served.side import SUBJECT, EngineError, Side, end_engines_on_sigterm
 from served.tiny import KINDS, LORA_RANK, LayerKind, adapter, written
 
@@ -105,6 +105,8 @@ class Pair:
             side = Side(name, arguments(kind, folder, options, switches, name), scratch / name, variables=asked)
             self._sides[name] = side
         self.failures: dict[str, str] = {}
+        """Of the start."""
+        self._ended_alone = ""
         self.served: Json = {}
         self.log: list[str] = []
 
@@ -130,8 +132,9 @@ class Pair:
                 self.served = self.served or mine.ask("served")
             except EngineError as error:  # and its process has ended
                 found = {"failed": str(error)}
-                if ENGINE not in self.failures and (alone := self._fails_alone(switch)):
-                    found["engine_failed"] = alone
+                could_tell = ENGINE not in self.failures and not self._ended_alone
+                if could_tell and self._alone(switch) is None:
+                    found["engine_failed"] = self._ended_alone
             yield switch, found
             if "failed" in found:
                 break
@@ -141,25 +144,28 @@ class Pair:
         found = self._answers(SUBJECT, switch)
         if switch not in ("compiled", "chunked", "lora", "invariant"):
             return {"with": "itself before", "agreement": agreement(found[0], found[-1])}
-        its = None if ENGINE in self.failures else self._answers(ENGINE, switch)[0]
+        its = self._alone(switch)
         if switch == "invariant":
             told: Json = {"with": "itself alone", "agreement": among_others(found[0])}
             return told if its is None else told | {"engine_agreement": among_others(its)}
         if its is None:
-            return {"engine_failed": self.failures[ENGINE]}
+            why = self.failures.get(ENGINE, self._ended_alone)
+            return {"engine_failed": why, "with_itself": with_itself(found[0])}
         return {"with": "vLLM", "agreement": agreement(its, found[0])}
 
     def _answers(self, name: str, switch: str) -> list[Json]:
         """An engine's answers to the requests of a switch."""
         return [self._sides[name].ask(command, **asked) for command, asked in self._requests(switch)]
 
-    def _fails_alone(self, switch: str) -> str:
-        """The error of vLLM without the plugin at the same requests; empty where it answers them."""
+    def _alone(self, switch: str) -> Json | None:
+        """The first answer of vLLM without the plugin to the requests of a switch; None where it did not start or has ended."""
+        if ENGINE in self.failures or self._ended_alone:
+            return None
         try:
-            self._answers(ENGINE, switch)
+            return self._answers(ENGINE, switch)[0]
         except EngineError as error:
-            return str(error)
-        return ""
+            self._ended_alone = str(error)
+            return None
 
     def _requests(self, switch: str) -> list[tuple[str, Json]]:
         outputs: tuple[str, Json] = ("outputs", PROMPTS)
@@ -256,7 +262,9 @@ def outcome(row: Json, switch: str) -> str:
     serves = report.get("served") or any("Gemmill" in name for name in told.get("classes", {}))
     who = "refused" if not serves else "served in part" if report["left"] else "served"
     if "agreement" not in found:
-        return f"{who}, vLLM alone failed"
+        its = found.get("with_itself")  # not in records before 2026-11-30
+        decoded = f"; decoded and scored {its['most_likely']} of {its['positions']}" if its else ""
+        return f"{who}, vLLM alone failed{decoded}"
     return f"{who}, {found['agreement']['most_likely_equal']} of {found['agreement']['positions']}"
 
 

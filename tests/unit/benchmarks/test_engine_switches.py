@@ -82,6 +82,24 @@ def test_a_switch_that_breaks_is_named_and_ends_its_pair(paper, tmp_path, no_rel
     assert program.outcome(row, "sleep") == "refused, 396 of 396"
 
 
+def test_where_vllm_alone_ends_the_plugins_engine_goes_on(paper, tmp_path):
+    paper(
+        """
+def generate(self, prompts, params, use_tqdm, lora_request=None, plain=LLM.generate):
+    if prompts[0]["prompt_token_ids"][99:] and os.environ["GEMMILL_VLLM"] == "0":
+        raise RuntimeError("0 keys for 131 places")
+    return plain(self, prompts, params, use_tqdm)
+LLM.generate = generate
+"""
+    )
+    given = ["int8", "--pairs", "as it comes", "--out-dir", str(tmp_path), "--device", "cpu"]
+    assert program.main(given) == 0
+    (row,) = json.loads((tmp_path / "switches-engine.json").read_text())["rows"]
+    assert row["switches"]["compiled"]["engine_failed"] == "engine: RuntimeError: 0 keys for 131 places"
+    assert program.outcome(row, "compiled") == "refused, vLLM alone failed; decoded and scored 128 of 128"
+    assert program.outcome(row, "sleep") == "refused, 396 of 396" and set(row["switches"]) == set(program.PLAIN)
+
+
 def test_a_row_that_others_change_is_counted_and_vllm_is_asked_for_invariance(paper, tmp_path):
     paper(
         """
