@@ -43,6 +43,8 @@ JUDGED = {"prompts": 4, "length": 100, "tokens": 32, "seed": 1}
 
 STEP_TOKENS, MOST_PROMPTS = 8192, 16
 """Tokens of an engine's step; the most prompts that it answers before times are taken."""
+FEW, MORE_ROUNDS = 16, 4
+"""Below so many sequences a step takes about as long as the host needs, and times lie apart: so many times the rounds."""
 MOST_FIRST, NEAR = 4, 1.25
 """Rounds that come first at most; times of one engine that are as long, as a ratio."""
 
@@ -121,7 +123,8 @@ def decoding(sides: Sequence[Side], batch: int, options: argparse.Namespace) -> 
     """
     prompts = {"same": options.prefix_caching, "batch": batch, "length": options.length, "tokens": options.tokens}
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
-    for answers in timed(sides, options.rounds, 1000 * batch, **prompts):
+    rounds = options.rounds * (MORE_ROUNDS if batch < FEW else 1)
+    for answers in timed(sides, rounds, 1000 * batch, **prompts):
         for name, found in rates.items():
             if (steps := answers[name]["steps"]) < 1 or answers[name]["steps_s"] <= 0:
                 raise EngineTimeError(
@@ -338,7 +341,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
     parser.add_argument("--length", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=128, help="that each sequence gets")
-    parser.add_argument("--rounds", type=int, default=3, help="kept; one more comes first")
+    parser.add_argument("--rounds", type=int, default=3, help="kept, fourfold below 16 sequences; one more comes first")
     parser.add_argument("--cache-gib", type=float, default=24, help="of the KV cache of each engine")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs and torch.compile")
     parser.add_argument(

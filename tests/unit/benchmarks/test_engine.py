@@ -334,6 +334,7 @@ def test_rounds_in_which_an_engine_compiles_come_first():
 def test_a_rate_is_of_the_steps_in_which_all_sequences_decode():
     options = program.parse(["llama-3.1-8b-fp8", "--rounds", "2"])
     assert program.decoding([Told("engine", 3.0, 2.0, 4.0, 8.0)], 16, options) == {"engine": [32.0, 16.0]}
+    assert len(program.decoding([Told("engine", *[1.0] * 9)], 1, options)["engine"]) == 8
 
 
 @pytest.mark.parametrize(("given", "batches"), [("--batches 1 256", 16), ("--batches 3", 3), ("--length 32000", 0)])
