@@ -13,6 +13,7 @@ import torch
 import gemmill
 from gemmill.compat.vllm import fp4_experts as vllm_fp4_experts
 from gemmill.compat.vllm import fused_experts as vllm_fused_experts
+from gemmill.compat.vllm import routing as vllm_routing
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -222,6 +223,109 @@ def _latents() -> dict[str, dict[str, Any]]:
     }
 
 
+def _routing() -> dict[str, dict[str, Any]]:
+    """vLLM's gates, routers and runners of experts, which count their own calls: a runner calls its gate, then its router."""
+
+    class GateLinear(torch.nn.Module):
+        def __init__(
+            self,
+            input_size: int,
+            output_size: int,
+            bias: bool = False,
+            out_dtype: torch.dtype | None = None,
+            params_dtype: torch.dtype = torch.bfloat16,
+            return_bias: bool = True,
+        ) -> None:
+            super().__init__()
+            self.input_size, self.output_size, self.out_dtype, self.return_bias = (
+                input_size,
+                output_size,
+                out_dtype,
+                return_bias,
+            )
+            drawn = torch.randn(output_size, input_size, generator=torch.Generator().manual_seed(output_size))
+            self.weight = torch.nn.Parameter((drawn / 4).to(params_dtype), requires_grad=False)
+            self.bias = torch.nn.Parameter(torch.zeros(output_size, dtype=params_dtype)) if bias else None
+            self.is_unquantized, self.calls = True, 0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.calls += 1
+            logits = torch.nn.functional.linear(x, self.weight).to(self.out_dtype or x.dtype)
+            return (logits, None) if self.return_bias else logits
+
+    class FusedTopKRouter:
+        def __init__(
+            self,
+            top_k: int,
+            global_num_experts: int,
+            scoring_func: str = "softmax",
+            renormalize: bool = True,
+            eplb_state: Any = None,
+        ) -> None:
+            self.top_k, self.global_num_experts = top_k, global_num_experts
+            self.scoring_func, self.renormalize, self.eplb_state, self.calls = scoring_func, renormalize, eplb_state, 0
+
+        def _compute_routing(
+            self,
+            hidden_states: torch.Tensor,
+            router_logits: torch.Tensor,
+            indices_type: torch.dtype | None,
+            *,
+            input_ids: torch.Tensor | None = None,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            self.calls += 1
+            weights, ids = router_logits.float().softmax(1).topk(self.top_k)
+            return weights / weights.sum(1, keepdim=True), ids.to(indices_type or torch.int32)
+
+        def select_experts(
+            self,
+            hidden_states: torch.Tensor,
+            router_logits: torch.Tensor,
+            topk_indices_dtype: torch.dtype | None = None,
+            *,
+            input_ids: torch.Tensor | None = None,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._compute_routing(hidden_states, router_logits, topk_indices_dtype, input_ids=input_ids)
+
+    class MoERunner(torch.nn.Module):
+        def __init__(
+            self,
+            layer_name: str,
+            moe_config: Any,
+            router: Any,
+            routed_experts: Any,
+            gate: torch.nn.Module | None = None,
+            shared_expert_gate: torch.nn.Module | None = None,
+        ) -> None:
+            super().__init__()
+            self.layer_name, self.moe_config, self.router, self.gate = layer_name, moe_config, router, gate
+            self.routed_experts, self._fse_fuse_gate = routed_experts, None not in (gate, shared_expert_gate)
+
+        @property
+        def is_monolithic(self) -> bool:
+            return self.routed_experts.quant_method.is_monolithic
+
+        def _maybe_dispatch(
+            self, hidden_states: torch.Tensor, router_logits: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return hidden_states, router_logits
+
+        def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            router_logits, _ = self.gate(hidden_states)
+            hidden_states, router_logits = self._maybe_dispatch(hidden_states, router_logits)
+            return self.router.select_experts(
+                hidden_states=hidden_states,
+                router_logits=router_logits,
+                topk_indices_dtype=self.routed_experts.quant_method.topk_indices_dtype,
+                input_ids=None,
+            )
+
+    made = ((vllm_routing.GATE, GateLinear), (vllm_routing.ROUTER, FusedTopKRouter), (vllm_routing.RUNNER, MoERunner))
+    contents: dict[str, dict[str, Any]] = {module: {name: of} for (module, name), of in made}
+    contents[vllm_routing.ROUTER[0]][vllm_routing.PADDING] = lambda num_tokens: None
+    return contents
+
+
 def _attention() -> dict[str, dict[str, Any]]:
     """vLLM's registry of attention backends, and the one over TurboQuant caches."""
     overridden: dict[Any, str] = {}
@@ -306,6 +410,7 @@ def vllm_modules() -> dict[str, ModuleType]:
         NVFP4_ORACLE: {FP4_EXPERTS[0][1]: prepare, FP4_EXPERTS_CHOICE: choose_experts},
         "vllm.model_executor.layers.quantization.modelopt": {FP4_EXPERTS_CHOICE: choose_experts},
         **_triton_experts(),
+        **_routing(),
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_DISABLED_KERNELS": []},
         "vllm.platforms": {"PlatformEnum": platform, "current_platform": type("Cuda", (Platform,), {})()},
         "vllm.model_executor": {},

@@ -107,6 +107,12 @@ WANTED = {
         f"{_EXPERTS}.triton_moe": ["TritonExperts"],
         f"{_FUSED_MOE}.config": ["FusedMoEConfig", "FusedMoEParallelConfig"],
         f"{_FUSED_MOE}.activation": ["MoEActivation"],
+        f"{_FUSED_MOE}.router.gate_linear": ["GateLinear"],
+        f"{_FUSED_MOE}.router.fused_topk_router": ["FusedTopKRouter", "_get_padding_mask"],
+        f"{_FUSED_MOE}.router.base_router": ["BaseRouter"],
+        f"{_FUSED_MOE}.router.fused_moe_router": ["FusedMoERouter"],
+        f"{_FUSED_MOE}.runner.moe_runner": ["MoERunner"],
+        "vllm.model_executor.layers.linear": ["LinearBase", "ReplicatedLinear"],
         "vllm.platforms.interface": ["get_pass_manager_cls", "apply_config_platform_defaults"],
         "vllm.compilation.passes.pass_manager": ["PostGradPassManager"],
         "vllm.compilation.passes.inductor_pass": ["InductorPass", "get_pass_context"],
@@ -151,6 +157,17 @@ WANTED = {
         "sglang.kernels.ops.gemm.fp8_kernel": ["w8a8_block_fp8_matmul_deepgemm", "w8a8_block_fp8_matmul_triton"],
     },
 }
+
+_WITH_ATTRIBUTES = (
+    "GateLinear",
+    "LinearBase",
+    "ReplicatedLinear",
+    "FusedTopKRouter",
+    "BaseRouter",
+    "FusedMoERouter",
+    "MoERunner",
+)
+"""Classes of whose objects the plugin reads attributes that their constructors set."""
 
 
 def main() -> None:
@@ -220,7 +237,7 @@ def described(node: ast.AST, name: str) -> object | None:
 
 
 def of_class(node: ast.ClassDef) -> dict[str, object]:
-    """Names of bases and fields, and of each method its parameters and decorators."""
+    """Names of bases and fields, of some classes those of objects' attributes, and of each method its parameters and decorators."""
     methods = {
         item.name: {"parameters": parameters(item), "decorators": [ast.unparse(d) for d in item.decorator_list]}
         for item in node.body
@@ -233,7 +250,23 @@ def of_class(node: ast.ClassDef) -> dict[str, object]:
         t.id for item in node.body if isinstance(item, ast.Assign) for t in item.targets if isinstance(t, ast.Name)
     ]
     bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
-    return {"bases": bases, "fields": fields, "members": members, "methods": methods}
+    of_objects = {"attributes": attributes(node)} if node.name in _WITH_ATTRIBUTES else {}
+    return {"bases": bases, "fields": fields, "members": members, **of_objects, "methods": methods}
+
+
+def attributes(node: ast.ClassDef) -> list[str]:
+    """Names that the constructor assigns to or registers with `self`, in their order."""
+    (made,) = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    found: dict[str, None] = {}
+    for part in ast.walk(made):
+        targets = (
+            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
+        )
+        texts = [ast.unparse(target) for target in targets]
+        if isinstance(part, ast.Call) and ast.unparse(part.func) == "self.register_parameter":
+            texts = [f"self.{part.args[0].value}"] if isinstance(part.args[0], ast.Constant) else []
+        found |= dict.fromkeys(text.removeprefix("self.") for text in texts if re.fullmatch(r"self\.\w+", text))
+    return [*found]
 
 
 def of_value(node: ast.expr) -> object:

@@ -4,8 +4,9 @@ It puts gemmill's linear kernels before vLLM's own in vLLM's lists: those for FP
 blocks, INT8, and 4-bit weights. It stands before the grouped GEMMs of vLLM's FP8 experts too: CUTLASS's, and those in
 blocks, DeepGEMM's. Classes of gemmill's stand before Triton's of FP8 experts, and before vLLM's backend of attention
 over TurboQuant caches, and MLA_GEMMILL is a backend of its own, over compressed latents. gemmill stands before Marlin's kernels of 4-bit experts, and before the functions that pack
-their weights; GEMMILL_FP4_EXPERTS says which it takes. GEMMILL_VLLM=0 leaves vLLM as it is. It touches no GPU, and
-reads nothing before vLLM has a configuration with quantised weights, and loads nothing before a worker with them starts.
+their weights; GEMMILL_FP4_EXPERTS says which it takes. It wraps the gates and routers of experts, whatever their weights are.
+GEMMILL_VLLM=0 leaves vLLM as it is. The plugin touches no GPU, and reads nothing before vLLM has a configuration with quantised
+weights, and loads nothing before a worker with them starts, or one calls a gate.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 from gemmill import settings
 from gemmill.compat import invariance
 from gemmill.compat.linear import Linear, called, guarded
-from gemmill.compat.vllm import ahead, blocks, fp4_experts, fused_experts, fusion, latent_cache, quant
+from gemmill.compat.vllm import ahead, blocks, fp4_experts, fused_experts, fusion, latent_cache, quant, routing
 from gemmill.compat.vllm.moe_mm import MOE_MM, cutlass_moe_mm
 from gemmill.runtime import notices, served
 
@@ -73,6 +74,7 @@ def _register() -> None:
     guarded("vLLM's compiled graphs", fusion.put_before)
     guarded("vLLM for experts of 4 bits", fp4_experts.put_before)
     guarded("vLLM for experts in one call", fused_experts.put_before)
+    guarded("vLLM for routers of experts", routing.put_before)
 
 
 def _before_marlin(linear: ModuleType, own: Any) -> Callable[..., Any]:
