@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FAMILIES = tuple(
     f"gemmill.families.{name}"
-    for name in "scaled_mm quant blockscaled kv_cache grouped_mm gated_mm sparse_mm fused_experts".split()
+    for name in "scaled_mm quant blockscaled kv_cache grouped_mm gated_mm sparse_mm fused_experts routing".split()
 )
 """Their packages, in the order of options and ops in lists."""
 

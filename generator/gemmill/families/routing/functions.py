@@ -1,0 +1,31 @@
+"""The op as a function that allocates its results."""
+
+import torch
+
+from gemmill.runtime.ops import overload
+from gemmill.runtime.sizes import size
+
+__all__ = ["router_topk"]
+
+_ROUTER_TOPK = overload("router_topk")
+
+
+def router_topk(
+    x: torch.Tensor, weight: torch.Tensor, topk: int, *, renormalize: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return logits [M, E], weights f32 [M, topk] and experts s32 [M, topk] of tokens x [M, K], in one launch.
+
+    `weight` is [E, K]; both operands are bfloat16 or float16, row-major, K a multiple of 8, E at most 512. Logits are x weight^T,
+    summed in float32 and rounded to x's dtype. A token's experts are those of its `topk` largest logits, 32 at most, in
+    falling order, of equal ones the lower expert first; NaN is larger than any number. Their weights are the softmax of all its
+    logits, with `renormalize` divided by their sum, as vLLM's topk_softmax.
+
+    A token's results have the same bits whatever the other tokens are. Raises RuntimeError with one sentence where the arguments
+    do not fit.
+    """
+    tokens = size(x, 0)
+    logits = x.new_empty((tokens, size(weight, 0)))
+    weights = x.new_empty((tokens, topk), dtype=torch.float32)
+    ids = x.new_empty((tokens, topk), dtype=torch.int32)
+    _ROUTER_TOPK(logits, weights, ids, x, weight, renormalize)
+    return logits, weights, ids

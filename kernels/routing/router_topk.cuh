@@ -1,0 +1,210 @@
+// The router of a mixture of experts in one launch: each token's logits, and the topk largest of their softmax.
+//
+// A cluster of eight CTAs takes 16 tokens, and each of its CTAs an eighth of the experts. Warps divide K among them: tokens are the rows of
+// mma.sync, experts its columns. A lane reads 16 bytes of a row, eight values along K, which are four of either of two instructions: both
+// operands have them at the same places. Sums of warps meet in shared memory, in the order of warps, and round to logits. These go to
+// the CTA that has the token, where a warp takes the largest one after another.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <type_traits>
+
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/util.hpp"
+#include "cutlass/arch/barrier.h"
+#include "core/launch.cuh"
+#include "core/programmatic.cuh"
+#include "routing/abi.h"
+
+namespace gemmill::routing {
+
+inline constexpr int kTokens = 16, kCtas = 8, kWarps = 8, kThreads = kWarps * 32, kOwned = kTokens / kCtas;
+inline constexpr int kMostExperts = 512, kMostOfCta = kMostExperts / kCtas, kMostTopk = 32;
+inline constexpr int kPitch = kMostOfCta + 4;
+inline constexpr int kStep = kWarps * 32, kAhead = 8;  // elements of K from a warp's block to its next; blocks that it loads at once
+
+struct SharedStorage {
+  float sums[kWarps][kTokens][kPitch];
+  float logits[kOwned][kMostExperts];  // of this CTA's tokens
+  cutlass::arch::ClusterTransactionBarrier have_logits;
+};
+
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+template <class Half>
+__device__ __forceinline__ Half of_float(float value) {
+  if constexpr (std::is_same_v<Half, __half>) {
+    return __float2half_rn(value);
+  } else {
+    return __float2bfloat16_rn(value);
+  }
+}
+
+template <class Half>
+__device__ __forceinline__ void multiply(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Half, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// A lane's eight values along K of a row, and zeros beyond its end.
+template <class Half>
+__device__ __forceinline__ uint4 eight_of(Half const* row, int k, int hidden) {
+  uint4 const found = *reinterpret_cast<uint4 const*>(row + min(k, hidden - 8));
+  return k < hidden ? found : uint4{0, 0, 0, 0};
+}
+
+// A warp's sums over its blocks of 32 along K, of 16 tokens and 16 experts. Rows beyond the last stand for it: their sums are not stored.
+template <class Half>
+__device__ void sum_products(gemmill_router_topk_args const& p, int token, int expert, float (&sums)[2][4]) {
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = warp * 32 + lane % 4 * 8;
+  Half const *tokens[2], *experts[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    tokens[i] = static_cast<Half const*>(p.x) + min(token + lane / 4 + 8 * i, p.tokens - 1) * p.ldx;
+    experts[i] = static_cast<Half const*>(p.weight) + min(expert + lane / 4 + 8 * i, p.experts - 1) * p.ldw;
+  }
+  for (int from = first; from < p.hidden + lane % 4 * 8; from += kAhead * kStep) {  // as often for all lanes
+    uint4 a[kAhead][2], b[kAhead][2];
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        b[ahead][i] = eight_of(experts[i], from + ahead * kStep, p.hidden);
+        a[ahead][i] = eight_of(tokens[i], from + ahead * kStep, p.hidden);
+      }
+    }
+    __syncwarp();  // all are requested before the first is multiplied: no load moves behind it
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      uint4 const(&rows)[2] = a[ahead];
+      uint32_t const low[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y}, high[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiply<Half>(sums[i], low, b[ahead][i].x, b[ahead][i].y);
+        multiply<Half>(sums[i], high, b[ahead][i].z, b[ahead][i].w);
+      }
+    }
+  }
+}
+
+// Stores to where the CTA of this rank has `to`, and counts it there at `barrier`.
+__device__ __forceinline__ void store_remote(float* to, int rank, float value, cutlass::arch::ClusterTransactionBarrier& barrier) {
+  uint32_t there, counted;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(cute::cast_smem_ptr_to_uint(to)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(value)), "r"(counted) : "memory");
+}
+
+// Order of floats as integers, 0 for none. NaN is larger than any number.
+__device__ __forceinline__ uint32_t key_of(float value) {
+  uint32_t const bits = __float_as_uint(isnan(value) ? __uint_as_float(0x7FFFFFFF) : value + 0.0f);  // -0 is 0
+  return bits & 0x80000000 ? ~bits : bits | 0x80000000;
+}
+__device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key & 0x80000000 ? key & 0x7FFFFFFF : ~key); }
+
+__device__ __forceinline__ float sum_lanes(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+// A warp takes a token's largest logits, of equal ones the expert of the lower number, and stores their weights.
+template <int kEach>
+__device__ void take_largest(gemmill_router_topk_args const& p, float const* logits, int token) {
+  int const lane = threadIdx.x % 32;
+  uint32_t keys[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) keys[i] = lane + 32 * i < p.experts ? key_of(logits[lane + 32 * i]) : 0;
+  float own = 0.0f, largest = 0.0f;
+  int id = 0;
+  for (int taken = 0; taken < p.topk; ++taken) {
+    uint32_t best = keys[0];
+#pragma unroll
+    for (int i = 1; i < kEach; ++i) best = max(best, keys[i]);
+    best = __reduce_max_sync(~0u, best);
+    int expert = kMostExperts;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) expert = keys[i] == best ? lane + 32 * i : expert;
+    expert = static_cast<int>(__reduce_min_sync(~0u, static_cast<unsigned>(expert)));
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) keys[i] = lane + 32 * i == expert ? 0 : keys[i];
+    if (taken == 0) largest = value_of(best);
+    if (lane == taken) own = expf(value_of(best) - largest), id = expert;
+  }
+  float all = 0.0f;
+  if (p.renormalize) {
+    all = own;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) all += lane + 32 * i < p.experts ? expf(logits[lane + 32 * i] - largest) : 0.0f;
+  }
+  all = sum_lanes(all);
+  if (lane >= p.topk) return;
+  p.topk_weights[token * p.ld_weights + lane] = own / all;
+  p.topk_ids[token * p.ld_ids + lane] = id;
+}
+
+template <class Half>
+__device__ void route(gemmill_router_topk_args const& p, SharedStorage& storage) {
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCtas;
+  int const share = (p.experts + kCtas * 8 - 1) / (kCtas * 8) * 8, first = rank * share, token = blockIdx.x / kCtas * kTokens;
+  int const own = token + rank * kOwned;  // the first of this CTA's
+  if (threadIdx.x == 0) {
+    storage.have_logits.init(1);
+    storage.have_logits.arrive_and_expect_tx(max(0, min(kOwned, p.tokens - own)) * p.experts * sizeof(float));
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncwarp();
+  cute::cluster_arrive_relaxed();
+  wait_for_predecessor();
+  for (int expert = 0; expert < share && first + expert < p.experts; expert += 16) {
+    float sums[2][4] = {};
+    sum_products<Half>(p, token, first + expert, sums);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int const column = expert + i * 8 + lane % 4 * 2 + j % 2;
+        if (column < kMostOfCta) storage.sums[warp][lane / 4 + j / 2 * 8][column] = sums[i][j];
+      }
+    }
+  }
+  cute::cluster_wait();  // all CTAs have begun, so one may store to another
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTokens * share; i += kThreads) {
+    int const row = i / share, column = i % share, expert = first + column;
+    if (token + row >= p.tokens || expert >= p.experts) continue;
+    float sum = storage.sums[0][row][column];
+#pragma unroll
+    for (int j = 1; j < kWarps; ++j) sum += storage.sums[j][row][column];
+    Half const logit = of_float<Half>(sum);
+    static_cast<Half*>(p.logits)[(token + row) * p.ldl + expert] = logit;
+    store_remote(&storage.logits[row % kOwned][expert], row / kOwned, to_float(logit), storage.have_logits);
+  }
+  if (warp >= kOwned || own + warp >= p.tokens) return;
+  storage.have_logits.wait(0);
+  float const* const logits = storage.logits[warp];
+  p.experts <= 128   ? take_largest<4>(p, logits, own + warp)
+  : p.experts <= 256 ? take_largest<8>(p, logits, own + warp)
+                     : take_largest<16>(p, logits, own + warp);
+}
+
+// Host code: the launch.
+template <auto kernel>
+int32_t launch_router(gemmill_router_topk_args args, gemmill_launch const& how) {
+  if (args.experts > kMostExperts || args.topk > kMostTopk || args.topk > args.experts) return GEMMILL_CANNOT_IMPLEMENT;
+  unsigned const clusters = (static_cast<unsigned>(args.tokens) + kTokens - 1) / kTokens;
+  LaunchShape const shape{dim3(clusters * kCtas), dim3(kThreads), dim3(kCtas), 0};
+  void* parameters[] = {&args};
+  return launch_kernel<kernel>(shape, how, parameters);
+}
+
+}  // namespace gemmill::routing
