@@ -164,7 +164,7 @@ def test_the_op_computes_as_vllm(vllm) -> None:
     assert torch.equal(ids, experts) and torch.allclose(weights, wanted, atol=1e-3)
 
 
-def test_a_gate_returns_what_vllms_does(vllm, op) -> None:
+def test_a_gate_returns_logits_as_vllms_does(vllm, op) -> None:
     layer = layer_of(vllm)
     logits, bias = layer.gate(rows_of(3))
     assert logits is op.results[0] and bias is None
@@ -299,7 +299,7 @@ def test_a_gate_without_a_runner_is_vllms(vllm, op) -> None:
 
 
 def test_the_module_stays_a_tree(vllm, op) -> None:
-    """What a gate is told is none of its modules and parameters."""
+    """A gate keeps its runner and router, and has no module or parameter more."""
     layer = layer_of(vllm)
     assert [*dict(layer.named_modules())] == ["", "gate"] and [*layer.state_dict()] == ["gate.weight"]
     layer(rows_of(5))
