@@ -22,7 +22,8 @@ namespace gemmill::routing {
 inline constexpr int kTokens = 16, kCtas = 8, kWarps = 8, kThreads = kWarps * 32, kOwned = kTokens / kCtas;
 inline constexpr int kMostExperts = 512, kMostOfCta = kMostExperts / kCtas, kMostTopk = 32;
 inline constexpr int kPitch = kMostOfCta + 4;
-inline constexpr int kStep = kWarps * 32, kAhead = 8;  // elements of K from a warp's block to its next; blocks that it loads at once
+inline constexpr int kStep = kWarps * 32;  // elements of K from a warp's block to its next
+inline constexpr int kFewClusters = 12;     // that have room at once where a multiprocessor has one CTA
 
 struct SharedStorage {
   float sums[kWarps][kTokens][kPitch];
@@ -61,8 +62,9 @@ __device__ __forceinline__ uint4 eight_of(Half const* row, int k, int hidden) {
   return k < hidden ? found : uint4{0, 0, 0, 0};
 }
 
-// A warp's sums over its blocks of 32 along K, of 16 tokens and 16 experts. Rows beyond the last stand for it: their sums are not stored.
-template <class Half>
+// A warp's sums over its blocks of 32 along K, of 16 tokens and 16 experts; it loads kAhead of them at once. Rows beyond the last stand
+// for it: their sums are not stored.
+template <class Half, int kAhead>
 __device__ void sum_products(gemmill_router_topk_args const& p, int token, int expert, float (&sums)[2][4]) {
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = warp * 32 + lane % 4 * 8;
   Half const *tokens[2], *experts[2];
@@ -152,7 +154,7 @@ __device__ void take_largest(gemmill_router_topk_args const& p, float const* log
   p.topk_ids[token * p.ld_ids + lane] = id;
 }
 
-template <class Half>
+template <class Half, int kAhead>
 __device__ void route(gemmill_router_topk_args const& p, SharedStorage& storage) {
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % kCtas;
   int const share = (p.experts + kCtas * 8 - 1) / (kCtas * 8) * 8, first = rank * share, token = blockIdx.x / kCtas * kTokens;
@@ -167,7 +169,7 @@ __device__ void route(gemmill_router_topk_args const& p, SharedStorage& storage)
   wait_for_predecessor();
   for (int expert = 0; expert < share && first + expert < p.experts; expert += 16) {
     float sums[2][4] = {};
-    sum_products<Half>(p, token, first + expert, sums);
+    sum_products<Half, kAhead>(p, token, first + expert, sums);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -198,13 +200,13 @@ __device__ void route(gemmill_router_topk_args const& p, SharedStorage& storage)
 }
 
 // Host code: the launch.
-template <auto kernel>
+template <auto few, auto many>
 int32_t launch_router(gemmill_router_topk_args args, gemmill_launch const& how) {
   if (args.experts > kMostExperts || args.topk > kMostTopk || args.topk > args.experts) return GEMMILL_CANNOT_IMPLEMENT;
   unsigned const clusters = (static_cast<unsigned>(args.tokens) + kTokens - 1) / kTokens;
   LaunchShape const shape{dim3(clusters * kCtas), dim3(kThreads), dim3(kCtas), 0};
   void* parameters[] = {&args};
-  return launch_kernel<kernel>(shape, how, parameters);
+  return clusters <= kFewClusters ? launch_kernel<few>(shape, how, parameters) : launch_kernel<many>(shape, how, parameters);
 }
 
 }  // namespace gemmill::routing

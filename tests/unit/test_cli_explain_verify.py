@@ -340,6 +340,8 @@ def test_the_cpu_reference_verifies_itself() -> None:
         "cutlass_scaled_sparse_mm s8",
         "cutlass_scaled_sparse_mm_azp s8",
         "fused_experts with groups",
+        "router_topk bf16",
+        "router_topk f16",
     ]
     assert all(verdict.cases == 1 and not verdict.failures for verdict in verdicts)
     assert layer.device_words() == "with the CPU reference: there is no GPU that torch can use, so no kernel was run"

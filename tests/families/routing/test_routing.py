@@ -128,8 +128,8 @@ def test_a_sum_of_float32_is_within_the_bound_and_one_without_a_product_is_not()
 
 
 def test_names_rules_and_selections() -> None:
-    assert [to_name(config) for config in default(Arch.SM90A)] == ["sm90a_routertopk_bf16", "sm90a_routertopk_f16"]
-    assert list(smoke(Arch.SM90A)) == [BF16] and parse_name("sm90a_routertopk_bf16") == BF16
+    assert [to_name(config) for config in default(Arch.SM90A)] == ["sm90a_routing_bf16", "sm90a_routing_f16"]
+    assert list(smoke(Arch.SM90A)) == [BF16] and parse_name("sm90a_routing_bf16") == BF16
     assert not list(default(Arch.SM100A)) and not list(smoke(Arch.SM100A))
     refused = RoutingConfig(operands=Operands(dtype=DType.BF16), arch=Arch.SM100A)
     assert "sm90a" in first_rejection(ROUTERS.rules, refused).reason

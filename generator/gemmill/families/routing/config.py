@@ -39,7 +39,7 @@ class RoutingConfig(OfOperands, WithoutSettings):
 
     operands: Operands
     arch: Arch = Arch.SM90A
-    tag: ClassVar[str] = "routertopk"
+    tag: ClassVar[str] = "routing"
 
     @property
     def dtype(self) -> DType:

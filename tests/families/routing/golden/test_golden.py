@@ -7,7 +7,7 @@ import pytest
 from rendered import hold, kept
 
 FOLDER = Path(__file__).parent / "routing"
-CASES = {"router_topk.cu": "sm90a_routertopk_f16"}
+CASES = {"router_topk.cu": "sm90a_routing_f16"}
 
 
 @pytest.mark.parametrize("file", CASES)

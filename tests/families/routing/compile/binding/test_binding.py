@@ -27,7 +27,7 @@ def wanted_of(call: Judged, _row: Row) -> dict[str, int | None]:
 
 def test_both_refuse_the_same_calls_and_launch_the_same_kernels(probe) -> None:
     found = compare(
-        probe, ROUTER_TOPK.name, shaped_call_of, wanted_of, rounds=250, sizes="M", lacking="lacks sm90a_routertopk_f16"
+        probe, ROUTER_TOPK.name, shaped_call_of, wanted_of, rounds=250, sizes="M", lacking="lacks sm90a_routing_f16"
     )
     assert len(found.refused) > 5
     assert len(found.launched) > 50
