@@ -4,6 +4,7 @@ from gemmill.families.gated_mm.functions import *
 from gemmill.families.grouped_mm.functions import *
 from gemmill.families.kv_cache.functions import *
 from gemmill.families.quant.functions import *
+from gemmill.families.routing.functions import *
 from gemmill.families.scaled_mm.functions import *
 from gemmill.families.sparse_mm.functions import *
 from gemmill.runtime.holding import (

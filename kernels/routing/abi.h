@@ -12,6 +12,7 @@ struct gemmill_router_topk_args {
   void* logits;        // [tokens, experts] of x's type
   float* topk_weights; // [tokens, topk]
   int32_t* topk_ids;   // [tokens, topk]
+  uint8_t const* is_padding;  // [tokens], not 0 where the experts of a row are -1; null for none
   int64_t ldx, ldw, ldl, ld_weights, ld_ids;
   int32_t tokens, hidden, experts, topk;
   int32_t renormalize;

@@ -151,7 +151,7 @@ __device__ void take_largest(gemmill_router_topk_args const& p, float const* log
   all = sum_lanes(all);
   if (lane >= p.topk) return;
   p.topk_weights[token * p.ld_weights + lane] = own / all;
-  p.topk_ids[token * p.ld_ids + lane] = id;
+  p.topk_ids[token * p.ld_ids + lane] = p.is_padding != nullptr && p.is_padding[token] ? -1 : id;
 }
 
 template <class Half, int kAhead>

@@ -83,6 +83,19 @@ def test_bad_input_is_refused_with_a_sentence(
         gemmill.router_topk(x, weight, topk)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_rows_of_padding_have_no_experts(dtype: torch.dtype) -> None:
+    x, weight = drawn()
+    plain = gemmill.router_topk(x, weight, 4)
+    mask = torch.tensor([0, 1, 0, 0, 1, 0]).to(dtype)
+    found = gemmill.router_topk(x, weight, 4, is_padding=mask)
+    assert torch.equal(found[2][mask.bool()], torch.full((2, 4), -1, dtype=torch.int32))
+    assert torch.equal(found[2][~mask.bool()], plain[2][~mask.bool()])
+    assert torch.equal(found[0], plain[0]) and torch.equal(found[1], plain[1])
+    with pytest.raises(RuntimeError, match=r"is_padding has shape \[5\]"):
+        gemmill.router_topk(x, weight, 4, is_padding=mask[:5])
+
+
 def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
     x, weight = drawn(tokens=1)
     odd = x.as_strided((1, 40), (3, 1))

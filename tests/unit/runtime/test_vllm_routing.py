@@ -36,14 +36,17 @@ class Op:
         self.error: str | None = None
         self.results: tuple[Tensor, ...] = ()
 
-    def __call__(self, x: Tensor, weight: Tensor, topk: int, *, renormalize: bool = True) -> tuple[Tensor, ...]:
+    def __call__(
+        self, x: Tensor, weight: Tensor, topk: int, *, renormalize: bool = True, is_padding: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         if self.error is not None:
             raise RuntimeError(self.error)
         self.calls.append((x.device.type, len(x)))
         self.asked = weight, topk, renormalize
         logits = x.new_full((len(x), len(weight)), 2.0)
         weights = x.new_full((len(x), topk), 0.5, dtype=torch.float32)
-        self.results = logits, weights, x.new_full((len(x), topk), 7, dtype=torch.int32)
+        ids = x.new_full((len(x), topk), 7, dtype=torch.int32)
+        self.results = logits, weights, ids if is_padding is None else ids.masked_fill(is_padding[:, None], -1)
         return self.results
 
     @property
@@ -296,6 +299,16 @@ def test_a_gate_without_a_runner_is_vllms(vllm, op) -> None:
     gate = vllm.GateLinear(K, E)
     gate(rows_of(5))
     assert gate.calls == 1 and op.calls == []
+
+
+def test_a_gate_of_many_weights_stays_vllms(vllm, op, caplog, monkeypatch) -> None:
+    caplog.set_level("INFO")
+    layer = layer_of(vllm)
+    monkeypatch.setattr(routing, "MOST_WEIGHTS", layer.gate.weight.numel() - 1)
+    assert is_vllms(layer) and op.calls == []
+    assert caplog.messages == [
+        f"a {LAYER} stays with the engine: F.linear is faster for more than 1023 weights, and this gate has 1024"
+    ]
 
 
 def test_the_module_stays_a_tree(vllm, op) -> None:

@@ -96,7 +96,7 @@ def test_nothing_timed_is_code_1(gemmill, without_processes) -> None:
         ([*SIZES, "-m", "x"], "-m 'x' is not a list of positive numbers such as 1,2,4"),
         (
             ["*nonsense*", *SIZES],
-            "no variant of selection 'smoke' (123 variants) fits '*nonsense*': see `gemmill list` for their names",
+            "no variant of selection 'smoke' (124 variants) fits '*nonsense*': see `gemmill list` for their names",
         ),
         ([*SIZES, "--json", "--csv", "-"], "--json with --csv: leave one of them out"),
         ([*SIZES, "--shapes", "a.csv"], "--shapes with -m, -n or -k: the file has the sizes, leave one of them out"),

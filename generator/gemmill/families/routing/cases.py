@@ -15,7 +15,7 @@ from gemmill.numerics.call import LegalCall, Limits
 from gemmill.numerics.cases import CaseOutcome, Cases, Question, SpecCase, gemm_sizes, on_meta
 from gemmill.numerics.draw import Draw
 from gemmill.numerics.exact import small_integers
-from gemmill.numerics.layouts import free_stride, matrix, torch_dtype
+from gemmill.numerics.layouts import free_stride, matrix, torch_dtype, vector
 from gemmill.numerics.memory import POISON, Memory, Slot
 from gemmill.runtime.ops import supports
 from gemmill.runtime.schemas import NAMESPACE
@@ -53,6 +53,8 @@ class CallSpec:
     topk: int
     dtype: DType = DType.BF16
     renormalize: bool = True
+    padded: int = 0
+    """Rows of padding, of which every other one is."""
     pad: int = 0
     """Elements between rows of each matrix."""
     data: str = "random"
@@ -66,11 +68,21 @@ class CallSpec:
     def __str__(self) -> str:
         words = [f"{self.m} tokens, {self.experts} experts, K = {self.k}, topk {self.topk}", str(self.dtype)]
         words += ["renormalised"] if self.renormalize else []
+        words += [f"{self.padded} rows pad"] if self.padded else []
         words += [f"rows {self.pad} apart"] if self.pad else []
         return "; ".join(words + (["exact"] if self.data == "integers" else []))
 
 
-def fault_of(logits: Tensor, weights: Tensor, ids: Tensor, x: Tensor, weight: Tensor, *, renormalize: bool) -> str:
+def fault_of(
+    logits: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    renormalize: bool,
+    is_padding: Tensor | None = None,
+) -> str:
     """The fault of a call's results in words; empty for right ones. Ids and weights have to follow from the logits in the output."""
     exact, sizes = logits_of(x, weight), x.double().abs() @ weight.double().abs().t()
     rounding = torch.finfo(logits.dtype).eps / 2 * exact.abs() + torch.finfo(logits.dtype).tiny
@@ -80,7 +92,7 @@ def fault_of(logits: Tensor, weights: Tensor, ids: Tensor, x: Tensor, weight: Te
         return (
             f"{int(wrong.sum())} of {wrong.numel()} logits are farther from the exact ones than sums in float32 may be"
         )
-    wanted_weights, wanted_ids = largest(logits, ids.shape[1], renormalize=renormalize)
+    wanted_weights, wanted_ids = largest(logits, ids.shape[1], renormalize=renormalize, is_padding=is_padding)
     if not torch.equal(ids, wanted_ids):
         return f"{int((ids != wanted_ids).sum())} of {ids.numel()} experts are not those of the largest logits"
     apart = ~((weights - wanted_weights).abs() <= WEIGHT_ERROR * wanted_weights + _TINY)
@@ -112,16 +124,20 @@ class RouterCase(SpecCase):
         }
         memory = Memory(slots, where)
         x, weight = (_apart(_values(p, rows, dtype, g), p.pad) for rows in (p.m, p.experts))
-        return memory, [*(memory.tensor(name) for name in outputs), x, weight, p.renormalize]
+        is_padding = None
+        if p.padded:
+            is_padding = (torch.arange(p.m, device=where) % 2).mul(255).to(torch.uint8)
+            is_padding[2 * p.padded :] = 0
+        return memory, [*(memory.tensor(name) for name in outputs), x, weight, p.renormalize, is_padding]
 
     def run(self, device: str) -> CaseOutcome:
         """Call the op on fresh operands, and hold the results against the reference."""
         memory, arguments = self._made(device)
         getattr(getattr(torch.ops, NAMESPACE), self.op).default(*arguments)
-        *results, x, weight, renormalize = arguments
-        report = fault_of(*results, x, weight, renormalize=renormalize)
+        logits, weights, ids, x, weight, renormalize, is_padding = arguments
+        report = fault_of(logits, weights, ids, x, weight, renormalize=renormalize, is_padding=is_padding)
         if not report and self.spec.data == "integers":
-            equal = torch.equal(results[0], logits_of(x, weight).to(x.dtype))
+            equal = torch.equal(logits, logits_of(x, weight).to(x.dtype))
             report = "" if equal else "logits of small integers are not exact"
         if not report and memory.changed(torch.full_like(memory.bytes, POISON), written=True).any():
             report = "elements outside the results were written"
@@ -146,7 +162,8 @@ def of_config(config: RoutingConfig) -> Iterator[RouterCase]:
         SHAPES, ((True, 0, "random"), (False, PAD, "random"), (True, PAD, "integers"))
     ):
         sizes = CallSpec(m=m, experts=experts, k=k, topk=topk)
-        spec = replace(sizes, dtype=config.dtype, renormalize=renormalize, pad=pad, data=data)
+        padded = m // 3 if pad else 0
+        spec = replace(sizes, dtype=config.dtype, renormalize=renormalize, padded=padded, pad=pad, data=data)
         yield RouterCase(spec=spec)
 
 
@@ -170,7 +187,7 @@ def asked(op: str, question: Question) -> list[Any]:
     if dtype not in HALVES:
         raise ValueError(f"{op} with --dtype {dtype}: expected {' or '.join(HALVES)}")
     of_topk = on_meta(DType.F32, m, topk), on_meta(DType.S32, m, topk)
-    return [on_meta(dtype, m, experts), *of_topk, on_meta(dtype, m, k), on_meta(dtype, experts, k), True]
+    return [on_meta(dtype, m, experts), *of_topk, on_meta(dtype, m, k), on_meta(dtype, experts, k), True, None]
 
 
 def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
@@ -188,6 +205,8 @@ def drawn(op: str, draw: Draw, limits: Limits) -> LegalCall:
         "x": _in_eights(draw, dtype, m, k),
         "weight": _in_eights(draw, dtype, experts, k),
     }
+    if draw.chance(0.5):
+        slots["is_padding"] = vector(draw, torch.uint8, m, "codes", ((m,), (m, 1), (1, m)))
     offsets = {name: draw.below(1 << 30) for name in slots}
     return LegalCall(op=op, slots=slots, plain={"renormalize": draw.chance(0.5)}, offsets=offsets)
 
@@ -206,10 +225,11 @@ class RouterJudge:
 
     def __init__(self, call: LegalCall, memory: Memory, before: Tensor) -> None:
         self._memory, self._given = memory, {name: memory.dense(name, before) for name in ("x", "weight")}
-        self._renormalize = call.plain["renormalize"]
         logits = logits_of(**self._given).to(self._given["x"].dtype)
         topk = call.slots["topk_ids"].columns
-        self._wanted = logits, *largest(logits, topk, renormalize=self._renormalize)
+        is_padding = memory.dense("is_padding", before).flatten() if "is_padding" in call.slots else None
+        renormalize: bool = call.plain["renormalize"]
+        self._wanted = logits, *largest(logits, topk, renormalize=renormalize, is_padding=is_padding)
 
     def wrong(self) -> Tensor:
         """How many elements are wrong: a tensor on the device, which nothing waits for."""

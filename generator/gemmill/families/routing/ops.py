@@ -8,9 +8,10 @@ from gemmill.vocab import DType
 
 ROUTER_TOPK = OpSchema(
     "router_topk(Tensor(a!) logits, Tensor(b!) topk_weights, Tensor(c!) topk_ids, Tensor x, Tensor weight, "
-    "bool renormalize=True) -> ()"
+    "bool renormalize=True, Tensor? is_padding=None) -> ()"
 )
 _TENSORS = "x weight logits topk_weights topk_ids"
+_ALL = f"{_TENSORS} is_padding"
 
 
 def _in_eights(role: str, count: str) -> Require:
@@ -30,6 +31,7 @@ OPS = OpSet(
                 Tensor("logits", "M E", Same("x"), Layout.ROWS),
                 Tensor("topk_weights", "M topk", (DType.F32,), Layout.ROWS),
                 Tensor("topk_ids", "M topk", (DType.S32,), Layout.ROWS),
+                Tensor("is_padding", "M", (DType.U8,), Layout.VECTOR),
             ),
             contract=(
                 Check(Aspect.DTYPE, _TENSORS),
@@ -54,8 +56,9 @@ OPS = OpSet(
                 Check(Aspect.LAYOUT, _TENSORS),
                 _in_eights("x", "M"),
                 _in_eights("weight", "E"),
-                Check(Aspect.DEVICE, _TENSORS),
-                Check(Aspect.APART, _TENSORS),
+                Check(Aspect.WHOLE, "is_padding"),
+                Check(Aspect.DEVICE, _ALL),
+                Check(Aspect.APART, _ALL),
                 CLASSES,
             ),
         ),

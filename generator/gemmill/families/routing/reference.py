@@ -9,10 +9,11 @@ def logits_of(x: Tensor, weight: Tensor) -> Tensor:
     return x.double() @ weight.double().t()
 
 
-def largest(logits: Tensor, topk: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+def largest(logits: Tensor, topk: int, *, renormalize: bool, is_padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights f32 and ids s32 [M, topk] of the largest of each row's softmax, of equal logits the lower expert first.
 
-    NaN counts as larger than any number. With `renormalize` a row's weights add up to one.
+    NaN counts as larger than any number. With `renormalize` a row's weights add up to one. Ids are -1 in rows where `is_padding`
+    [M] is not zero.
     """
     values = logits.double()
     _, ids = torch.sort(values, dim=1, descending=True, stable=True)  # NaN first
@@ -20,4 +21,5 @@ def largest(logits: Tensor, topk: int, *, renormalize: bool) -> tuple[Tensor, Te
     weights = torch.exp(values - values.gather(1, ids[:, :1]))
     chosen = weights.gather(1, ids)
     total = (chosen if renormalize else weights).sum(dim=1, keepdim=True)
-    return (chosen / total).float(), ids.int()
+    ids = ids.int() if is_padding is None else ids.int().masked_fill(is_padding.bool()[:, None], -1)
+    return (chosen / total).float(), ids

@@ -21,7 +21,8 @@ _DTYPE_OF = {dtype.torch_name: dtype for dtype in HALVES}
 
 def _results(call: Judged, given: dict[str, Any]) -> Iterator[Result]:
     logits = logits_of(given["x"], given["weight"]).to(given["x"].dtype)
-    weights, ids = largest(logits, given["topk_ids"].shape[1], renormalize=given["renormalize"])
+    told = {"renormalize": given["renormalize"], "is_padding": given.get("is_padding")}
+    weights, ids = largest(logits, given["topk_ids"].shape[1], **told)
     yield given["logits"], logits
     yield given["topk_weights"], weights
     yield given["topk_ids"], ids

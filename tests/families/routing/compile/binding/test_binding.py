@@ -9,7 +9,7 @@ from gemmill.families.routing.ops import ROUTER_TOPK
 from gemmill.family import Judged, Row, ShapedCall
 
 pytestmark = pytest.mark.compile
-POINTERS = ("x", "weight", "logits", "topk_weights", "topk_ids")
+POINTERS = ("x", "weight", "logits", "topk_weights", "topk_ids", "is_padding")
 STRIDES = {"ldx": "x", "ldw": "weight", "ldl": "logits", "ld_weights": "topk_weights", "ld_ids": "topk_ids"}
 NUMBERS = {"tokens": "M", "hidden": "K", "experts": "E", "topk": "topk", "renormalize": "renormalize"}
 
@@ -20,7 +20,7 @@ def shaped_call_of(call: Judged) -> ShapedCall:
 
 def wanted_of(call: Judged, _row: Row) -> dict[str, int | None]:
     """Every field of a kernel's arguments, from the call."""
-    pointers = {name: call.tensor(name).data or None for name in POINTERS}
+    pointers = {name: None if call.get(name) is None else call.tensor(name).data or None for name in POINTERS}
     strides = {name: call.tensor(role).row_stride for name, role in STRIDES.items()}
     return pointers | strides | {name: call[of] for name, of in NUMBERS.items()}
 
