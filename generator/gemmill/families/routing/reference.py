@@ -21,5 +21,5 @@ def largest(logits: Tensor, topk: int, *, renormalize: bool, is_padding: Tensor 
     weights = torch.exp(values - values.gather(1, ids[:, :1]))
     chosen = weights.gather(1, ids)
     total = (chosen if renormalize else weights).sum(dim=1, keepdim=True)
-    ids = ids.int() if is_padding is None else ids.int().masked_fill(is_padding.bool()[:, None], -1)
+    ids = ids.int() if is_padding is None else ids.int().masked_fill(is_padding.bool().reshape(-1, 1), -1)
     return (chosen / total).float(), ids
