@@ -198,8 +198,8 @@ def _switches(results: Sequence[tuple[str, Json]]) -> Iterator[str]:
 
 
 def _cells(results: Sequence[tuple[str, Json]]) -> dict[str, list[str]]:
-    """The cells of each kind of layers, by its words and the commits of its runs. A later run adds to an earlier one of as many
-    ranks what that has not tried."""
+    """The cells of each kind of layers, by its words and the commits of its runs. A run adds to those before it in the
+    list, of as many ranks, what they have not tried."""
     found: dict[tuple[str, int], tuple[list[str], list[str]]] = {}
     for record, row in _rows_of_layers(results):
         cells = [outcome(row, switch) for switch in SWITCHES]
@@ -253,9 +253,10 @@ def committed() -> list[tuple[str, Json]]:
 
 
 def tried() -> list[tuple[str, Json]]:
-    """The results of switches, by their names."""
+    """The results of switches, the latest first: a cell is of the last run that tried it."""
     found = _packed("switches-engine-*.json.xz")
-    return [(path.relative_to(ROOT).as_posix(), found[path]) for path in sorted(found)]
+    ordered = sorted(found, key=lambda path: (found[path]["date"], path), reverse=True)
+    return [(path.relative_to(ROOT).as_posix(), found[path]) for path in ordered]
 
 
 def _packed(pattern: str) -> dict[Path, Json]:

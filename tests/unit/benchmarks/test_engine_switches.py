@@ -183,7 +183,7 @@ def row_of(kind: str, switch: str, equal: int) -> dict:
     }
 
 
-def test_a_later_run_adds_what_an_earlier_one_has_not_tried():
+def test_a_run_adds_what_those_before_it_have_not_tried():
     """Cells of one kind stand in one row, those of pairs of ranks in another; kinds without a run are named."""
     compiled, again = row_of("int8", "compiled", 8), row_of("int8", "compiled", 3)
     runs = [
