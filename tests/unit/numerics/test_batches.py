@@ -23,7 +23,18 @@ def _small(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["scaled_mm", "blockscaled", "grouped_mm", "gated_mm", "fused_experts", "sparse_mm", "quant", "kv_cache", "routing"]
+    "family",
+    [
+        "scaled_mm",
+        "blockscaled",
+        "grouped_mm",
+        "gated_mm",
+        "fused_experts",
+        "sparse_mm",
+        "quant",
+        "kv_cache",
+        "routing",
+    ],
 )
 def test_the_reference_keeps_the_promise(family) -> None:
     found = run(family)
