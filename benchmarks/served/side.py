@@ -27,6 +27,9 @@ _KEPT_OF_LOG = (
     "Error",
 )
 _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"'\\/]+/)+")
+_ERROR = re.compile(r"\b\w+Error: .+")
+_OF_ANOTHER = ("See root cause above", "See stack trace (above)")
+"""Words of errors that vLLM raises where the engine runs in a process of its own, which ended."""
 _MOST_LINES = 60
 _END_SECONDS = 20
 
@@ -86,7 +89,7 @@ class Side:
         except (EOFError, OSError) as error:
             raise self._ended() from error
         if "error" in found:
-            raise EngineError(f"{self.name}: {found['error']}")
+            raise EngineError(f"{self.name}: {found['error']}{self._cause(found['error'])}"[:4000])
         self._has_started = True
         return found
 
@@ -107,6 +110,14 @@ class Side:
         return list(dict.fromkeys(line[:400] for line in lines if any(word in line for word in _KEPT_OF_LOG)))[
             :_MOST_LINES
         ]
+
+    def _cause(self, error: str) -> str:
+        """The error of the engine's own process, where that of this one says no more than that it ended; else nothing."""
+        if not any(words in error for words in _OF_ANOTHER):
+            return ""
+        log = self._log.read_text(encoding="utf-8", errors="replace")
+        causes = [line for line in _ERROR.findall(log) if not any(words in line for words in _OF_ANOTHER)]
+        return f" Its own process: {causes[-1]}" if causes else ""
 
     def _ended(self) -> EngineError:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]

@@ -43,6 +43,9 @@ class LLM:
     def __init__(self, **arguments):
         if arguments.get("linear_backend") == "broken":
             raise ValueError("no such backend")
+        if arguments.get("linear_backend") == "core":
+            print("(EngineCore) ERROR [core.py] ValueError: no such head size", flush=True)
+            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         if arguments.get("linear_backend") == "gone":
             print("it is gone", flush=True)
             os._exit(3)
@@ -259,6 +262,11 @@ def test_further_engines_have_their_variables_and_settings(paper_engine, tmp_pat
     [
         ("broken", "other: ValueError: no such backend"),
         ("gone", "other: the engine's process ended; its log ends with: it is gone"),
+        (
+            "core",
+            "other: RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {} "
+            "Its own process: ValueError: no such head size",
+        ),
     ],
 )
 def test_an_engine_that_fails_is_named_and_the_others_are_measured(paper_engine, tmp_path, backend, sentence):
