@@ -1,7 +1,7 @@
 """Which rows are which expert's, and the order in which tiles of all experts are visited.
 
 Only the device knows where the rows of an expert begin and end. Every CTA makes the same tables of it in its shared
-memory. So the grid depends only on sizes that the host knows, and a captured graph serves every routing.
+memory. So the grid depends only on sizes that the host knows, and a captured graph serves every call.
 """
 
 # mypy: ignore-errors

@@ -132,6 +132,7 @@ def function_call(function: Callable[..., Any], op: OpSchema) -> Call:
         "k": lambda: written[0].shape[-1],
         "check": lambda: True,
         "symmetric": lambda: False,
+        "topk": lambda: written[-1].shape[1],
     }
     call: Call = {}
     for name, parameter in inspect.signature(function).parameters.items():

@@ -126,7 +126,7 @@ class RouterCase(SpecCase):
         x, weight = (_apart(_values(p, rows, dtype, g), p.pad) for rows in (p.m, p.experts))
         is_padding = None
         if p.padded:
-            is_padding = (torch.arange(p.m, device=where) % 2).mul(255).to(torch.uint8)
+            is_padding = (torch.arange(p.m, dtype=torch.int32, device=where) % 2).mul(255).to(torch.uint8)
             is_padding[2 * p.padded :] = 0
         return memory, [*(memory.tensor(name) for name in outputs), x, weight, p.renormalize, is_padding]
 

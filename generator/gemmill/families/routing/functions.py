@@ -31,8 +31,8 @@ def router_topk(
     """
     tokens = size(x, 0)
     logits = x.new_empty((tokens, size(weight, 0)))
-    weights = x.new_empty((tokens, topk), dtype=torch.float32)
-    ids = x.new_empty((tokens, topk), dtype=torch.int32)
+    kept = tokens, max(topk, 0)  # the op refuses 0
+    weights, ids = x.new_empty(kept, dtype=torch.float32), x.new_empty(kept, dtype=torch.int32)
     if is_padding is not None and is_padding.dtype is torch.bool:
         is_padding = is_padding.view(torch.uint8)
     _ROUTER_TOPK(logits, weights, ids, x, weight, renormalize, is_padding)
