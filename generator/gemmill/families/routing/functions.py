@@ -2,6 +2,7 @@
 
 import torch
 
+from gemmill.families.routing.config import MOST_TOPK
 from gemmill.runtime.ops import overload
 from gemmill.runtime.sizes import size
 
@@ -31,7 +32,9 @@ def router_topk(
     """
     tokens = size(x, 0)
     logits = x.new_empty((tokens, size(weight, 0)))
-    kept = tokens, max(topk, 0)  # the op refuses 0
+    if not 1 <= topk <= MOST_TOPK:
+        raise RuntimeError(f"router_topk: topk is {topk}: kernels take the largest 1 to {MOST_TOPK} logits of a token")
+    kept = tokens, topk
     weights, ids = x.new_empty(kept, dtype=torch.float32), x.new_empty(kept, dtype=torch.int32)
     if is_padding is not None and is_padding.dtype is torch.bool:
         is_padding = is_padding.view(torch.uint8)
