@@ -13,4 +13,5 @@ BENCHMARK = Benchmark(
     maker=RouterMaker,
     data="normal random bf16",
     subject=lambda namespace, name: RouterContender(name=name, namespace=namespace),
+    judged=tuple(KINDS),
 )

@@ -1,16 +1,20 @@
 """Which routers are timed, and their arguments."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from torch import Tensor
 
-from timed.workload import Kind, Workload
+from timed.workload import Kind, Workload, any_size
 
 LAYERS = ((8, 4096, 2), (64, 2048, 6), (128, 2048, 8), (128, 4096, 8), (256, 2048, 8), (512, 2048, 10), (256, 7168, 8))
 """Experts, K and topk, as of Mixtral-8x7B, DeepSeek-V2-Lite, Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Next and DeepSeek-V3."""
 ROWS = (1, 16, 64, 128, 192, 256, 512)
+DRAWN_ROWS, DRAWN_EXPERTS, DRAWN_K = (1, 512), (8, 512), (512, 8192)
+"""The least and most of tokens, experts and K."""
 FEWEST_COPIES, MOST_COPIES = 2, 512
 TINY = (5, 16, 64, 2)
 
@@ -78,7 +82,9 @@ class RouterMaker:
 
 
 def workloads_of(options: Namespace) -> list[Workload]:
-    """Every layer at every number of tokens. Raises ValueError."""
+    """Every layer at every number of tokens, or drawn ones. Raises ValueError."""
+    if options.draw is not None:
+        return [KINDS["bf16"].at(**sizes) for sizes in _drawn(Random(options.draw), options.draws)]
     if unknown := [row for row in options.rows.split(",") if not row.strip().isdigit()]:
         raise ValueError(f"--rows {unknown[0]!r} is not a number of tokens")
     return [
@@ -88,8 +94,21 @@ def workloads_of(options: Namespace) -> list[Workload]:
     ]
 
 
+def _drawn(random: Random, count: int) -> Iterator[dict[str, int]]:
+    """So many sizes, log-uniform, of layers that vLLM's plugin takes and of larger ones."""
+    for _ in range(count):
+        experts, k = (
+            step * round(any_size(random, *ends) / step) for ends, step in ((DRAWN_EXPERTS, 8), (DRAWN_K, 64))
+        )
+        yield {"m": round(any_size(random, *DRAWN_ROWS)), "experts": experts, "k": k, "topk": random.randint(1, 8)}
+
+
 def add_options(parser: ArgumentParser) -> None:
     """Of the routers alone."""
+    known = ",".join(KINDS)
+    parser.add_argument("--op", "--ops", default=known, choices=[known], help=f"kinds, {known}")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="draw sizes in place of the layers")
+    parser.add_argument("--draws", type=int, default=12, help="how many are drawn")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="tokens, with commas")
 
 
