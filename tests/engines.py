@@ -305,6 +305,10 @@ def _routing() -> dict[str, dict[str, Any]]:
         def is_monolithic(self) -> bool:
             return self.routed_experts.quant_method.is_monolithic
 
+        @property
+        def do_naive_dispatch_combine(self) -> bool:
+            return self.moe_config.dp_size > 1
+
         def _maybe_dispatch(
             self, hidden_states: torch.Tensor, router_logits: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:

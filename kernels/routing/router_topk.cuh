@@ -6,15 +6,13 @@
 // the CTA that has the token, where a warp takes the largest one after another.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <type_traits>
-
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/util.hpp"
 #include "cutlass/arch/barrier.h"
+#include "coding/reduce.cuh"
 #include "core/launch.cuh"
 #include "core/programmatic.cuh"
+#include "gemm/warp_products.cuh"
 #include "routing/abi.h"
 
 namespace gemmill::routing {
@@ -30,30 +28,6 @@ struct SharedStorage {
   float logits[kOwned][kMostExperts];  // of this CTA's tokens
   cutlass::arch::ClusterTransactionBarrier have_logits;
 };
-
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
-template <class Half>
-__device__ __forceinline__ Half of_float(float value) {
-  if constexpr (std::is_same_v<Half, __half>) {
-    return __float2half_rn(value);
-  } else {
-    return __float2bfloat16_rn(value);
-  }
-}
-
-template <class Half>
-__device__ __forceinline__ void multiply(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<Half, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
 
 // A lane's eight values along K of a row, and zeros beyond its end.
 template <class Half>
@@ -90,19 +64,11 @@ __device__ void sum_products(gemmill_router_topk_args const& p, int token, int e
       uint32_t const low[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y}, high[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        multiply<Half>(sums[i], low, b[ahead][i].x, b[ahead][i].y);
-        multiply<Half>(sums[i], high, b[ahead][i].z, b[ahead][i].w);
+        blockscaled::multiply_warp<Half>(sums[i], low, b[ahead][i].x, b[ahead][i].y);
+        blockscaled::multiply_warp<Half>(sums[i], high, b[ahead][i].z, b[ahead][i].w);
       }
     }
   }
-}
-
-// Stores to where the CTA of this rank has `to`, and counts it there at `barrier`.
-__device__ __forceinline__ void store_remote(float* to, int rank, float value, cutlass::arch::ClusterTransactionBarrier& barrier) {
-  uint32_t there, counted;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(cute::cast_smem_ptr_to_uint(to)), "r"(rank));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(rank));
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(value)), "r"(counted) : "memory");
 }
 
 // Order of floats as integers, 0 for none. NaN is larger than any number.
@@ -111,12 +77,6 @@ __device__ __forceinline__ uint32_t key_of(float value) {
   return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 __device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key & 0x80000000 ? key & 0x7FFFFFFF : ~key); }
-
-__device__ __forceinline__ float sum_lanes(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
 
 // A warp takes a token's largest logits, of equal ones the expert of the lower number, and stores their weights.
 template <int kEach>
@@ -148,7 +108,7 @@ __device__ void take_largest(gemmill_router_topk_args const& p, float const* log
 #pragma unroll
     for (int i = 0; i < kEach; ++i) all += lane + 32 * i < p.experts ? expf(logits[lane + 32 * i] - largest) : 0.0f;
   }
-  all = sum_lanes(all);
+  all = quant::reduce_lanes<32>(all, quant::Sum{});
   if (lane >= p.topk) return;
   p.topk_weights[token * p.ld_weights + lane] = own / all;
   p.topk_ids[token * p.ld_ids + lane] = p.is_padding != nullptr && p.is_padding[token] ? -1 : id;
@@ -187,9 +147,10 @@ __device__ void route(gemmill_router_topk_args const& p, SharedStorage& storage)
     float sum = storage.sums[0][row][column];
 #pragma unroll
     for (int j = 1; j < kWarps; ++j) sum += storage.sums[j][row][column];
-    Half const logit = of_float<Half>(sum);
+    Half const logit(sum);
     static_cast<Half*>(p.logits)[(token + row) * p.ldl + expert] = logit;
-    store_remote(&storage.logits[row % kOwned][expert], row / kOwned, to_float(logit), storage.have_logits);
+    cute::store_shared_remote(__float_as_uint(float(logit)), cute::cast_smem_ptr_to_uint(&storage.logits[row % kOwned][expert]),
+                              cute::cast_smem_ptr_to_uint(&storage.have_logits), row / kOwned);
   }
   if (warp >= kOwned || own + warp >= p.tokens) return;
   storage.have_logits.wait(0);

@@ -92,7 +92,7 @@ def layer_of(vllm: SimpleNamespace, *, indices: torch.dtype | None = None, **cha
         k: changes.pop(k) for k in ("scoring_func", "renormalize", "eplb_state") if k in changes
     }
     quant_method = SimpleNamespace(is_monolithic=changes.pop("is_monolithic", False), topk_indices_dtype=indices)
-    config = SimpleNamespace(is_lora_enabled=changes.pop("is_lora_enabled", False))
+    config = SimpleNamespace(is_lora_enabled=changes.pop("is_lora_enabled", False), dp_size=changes.pop("dp_size", 1))
     return vllm.MoERunner(
         layer_name="model.layers.0.mlp.experts",
         moe_config=config,
@@ -236,7 +236,8 @@ def test_rows_that_pad_go_to_no_expert(modules_of_vllm, op, kind: torch.dtype | 
     ("changes", "why"),
     [
         ({"scoring_func": "sigmoid"}, "gemmill routes by softmax, and scoring_func is 'sigmoid'"),
-        ({"eplb_state": object()}, "gemmill takes no layer whose experts travel between ranks"),
+        ({"eplb_state": object()}, "gemmill takes no layer whose experts or logits travel between ranks"),
+        ({"dp_size": 2}, "gemmill takes no layer whose experts or logits travel between ranks"),
         ({"is_lora_enabled": True}, "gemmill takes no gate with LoRA"),
         ({"is_monolithic": True}, "vLLM gives this layer's logits to no router"),
         ({"shared_expert_gate": torch.nn.Linear(K, 1)}, "vLLM gives this layer's logits to no router"),
@@ -301,14 +302,35 @@ def test_a_gate_without_a_runner_is_vllms(vllm, op) -> None:
     assert gate.calls == 1 and op.calls == []
 
 
-def test_a_gate_of_many_weights_stays_vllms(vllm, op, caplog, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("experts", "hidden", "most"),
+    [
+        (128, 2048, 256),
+        (8, 2048, 256),
+        (8, 4096, 192),
+        (129, 2048, 192),
+        (256, 2048, 192),
+        (256, 4096, 0),
+        (8, 4104, 0),
+    ],
+)
+def test_tokens_that_gemmill_takes_follow_from_passes_over_weights(experts: int, hidden: int, most: int) -> None:
+    assert routing.most_tokens(experts, hidden) == most
+
+
+def test_a_gate_of_many_passes_stays_vllms(vllm, op, caplog, monkeypatch) -> None:
     caplog.set_level("INFO")
     layer = layer_of(vllm)
-    monkeypatch.setattr(routing, "MOST_WEIGHTS", layer.gate.weight.numel() - 1)
+    monkeypatch.setattr(routing, "_COLUMNS_OF_PASS", K // 3)
     assert is_vllms(layer) and op.calls == []
-    assert caplog.messages == [
-        f"a {LAYER} stays with the engine: F.linear is faster for more than 1023 weights, and this gate has 1024"
-    ]
+    why = "F.linear is faster for more than 128 experts of 4096 columns or 256 of 2048"
+    assert caplog.messages == [f"a {LAYER} stays with the engine: {why}"]
+
+
+def test_of_two_passes_fewer_tokens_are_gemmills(vllm, op, monkeypatch) -> None:
+    monkeypatch.setattr(routing, "_COLUMNS_OF_PASS", K // 2)
+    layer = layer_of(vllm)
+    assert not is_vllms(layer, 192) and is_vllms(layer, 193) and not is_vllms(layer, 1)
 
 
 def test_the_module_stays_a_tree(vllm, op) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from logging import WARNING
+from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +25,8 @@ from gemmill.runtime.holding import holds_here
 
 MOST_TOKENS = 256
 """The most tokens of a call that gemmill's kernel takes. vLLM's two launches take 9.0 us at 1 to 256 tokens of Qwen3-30B-A3B (H200)."""
-MOST_WEIGHTS = 1 << 19
-"""The most weights of a gate. At up to 192 tokens 128 x 4096 take 6.3 to 7.8 us, F.linear alone 6.7 to 7.4, 512 x 2048 12 and 6 (H200)."""
+_FEWER_TOKENS, _MOST_PASSES = 192, 2
+_EXPERTS_OF_PASS, _COLUMNS_OF_PASS = 128, 2048
 _FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 GATE = f"{_FUSED_MOE}.router.gate_linear", "GateLinear"
 ROUTER = f"{_FUSED_MOE}.router.fused_topk_router", "FusedTopKRouter"
@@ -39,6 +40,17 @@ _HALVES = torch.bfloat16, torch.float16
 
 Results = tuple[Tensor, Tensor, Tensor]
 """Logits, weights f32 and experts s32."""
+
+
+def most_tokens(experts: int, hidden: int) -> int:
+    """The most tokens for which gemmill's kernel is faster than F.linear and topk_softmax; 0 for none.
+
+    A warp loads eight blocks of K at once, for 16 experts: a pass over 128 experts and 2,048 columns takes 4.0 to 5.1 us at up to 192
+    tokens, two take 5.0 to 7.8, where F.linear alone takes 5.2 to 7.4 and topk_softmax 3.8 to 4.2 behind it; four take 12. At 256
+    tokens one takes 6.5, two 6.8 to 10.1 (H200, 61554b07, docs/notes/routing.md).
+    """
+    passes = ceil(experts / _EXPERTS_OF_PASS) * ceil(hidden / _COLUMNS_OF_PASS)
+    return 0 if passes > _MOST_PASSES else MOST_TOKENS if passes == 1 else _FEWER_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,24 +87,26 @@ class _Layer:
     runner: Any
     """That of both; None when gemmill has taken the layer, by its first call."""
     padding_of: Callable[[int], Tensor | None]
+    most: int = 0
+    """Tokens of a call that gemmill takes."""
 
     def logits(self, gate: Any, x: Tensor) -> Tensor | None:
         """The logits of a call that gemmill takes, whose results the router keeps; None for other calls. Raises nothing."""
-        if torch.compiler.is_compiling() or gate._forward_hooks or x.dim() != 2 or not x.shape[0]:
+        if torch.compiler.is_compiling() or gate._forward_hooks or x.dim() != 2 or not (rows := x.shape[0]):
             return None
         if self.runner is not None and not self._is_taken(gate, x):
             setattr(gate, _OWN, None)
             return None
-        weight = gate.weight.data  # without vLLM's subclass
-        if x.shape[0] > MOST_TOKENS or x.dtype is not weight.dtype:
+        weight = gate._parameters["weight"].data  # without vLLM's subclass, and without a module's search for the name
+        if rows > self.most or x.dtype is not weight.dtype:
             return None
         try:
-            results = self._results(x, weight, self.padding_of(x.shape[0]))
+            results = self._results(x, weight, self.padding_of(rows))
         except Exception as error:  # whatever is wrong with gemmill, vLLM has kernels of its own
             served.left(str(self._routing(gate, x)), unusable(error), level=WARNING)
             setattr(gate, _OWN, None)
             return None
-        setattr(self.router, _OWN, results)
+        self.router._gemmill = results
         return results[0]
 
     def _results(self, x: Tensor, weight: Tensor, padding: Tensor | None = None) -> Results:
@@ -111,7 +125,8 @@ class _Layer:
             return False
         if refusal(routing) is not None or not first_call_passes(routing, self._results, x[:MOST_TOKENS], gate.weight):
             return False
-        take(routing, _OP, rows=f"calls of at most {MOST_TOKENS} tokens")
+        self.most = most_tokens(routing.experts, routing.hidden)
+        take(routing, _OP, rows=f"calls of at most {self.most} tokens")
         self.runner = None
         return True
 
@@ -132,16 +147,16 @@ def refusal_of(runner: Any, gate: Any, router: Any) -> str | None:
         return "gemmill takes no router under batch invariance, for it takes few tokens and leaves many to vLLM"
     if router.scoring_func != "softmax":
         return f"gemmill routes by softmax, and scoring_func is {router.scoring_func!r}"
-    if router.eplb_state is not None:
-        return "gemmill takes no layer whose experts travel between ranks"
+    if router.eplb_state is not None or runner.do_naive_dispatch_combine:
+        return "gemmill takes no layer whose experts or logits travel between ranks"
     if runner.gate is not gate or runner.moe_config.is_lora_enabled:
         return "gemmill takes no gate with LoRA"
     if runner._fse_fuse_gate or runner.is_monolithic:
         return "vLLM gives this layer's logits to no router"
     if gate.bias is not None or not gate.is_unquantized or gate.weight.dtype not in _HALVES:
         return "gemmill takes gates of bfloat16 or float16 without biases"
-    if gate.weight.numel() > MOST_WEIGHTS:
-        return f"F.linear is faster for more than {MOST_WEIGHTS} weights, and this gate has {gate.weight.numel()}"
+    if not most_tokens(*gate.weight.shape):
+        return "F.linear is faster for more than 128 experts of 4096 columns or 256 of 2048"
     if gate.out_dtype not in (None, gate.weight.dtype):
         return f"gemmill gives logits the dtype of the gate's weight, and out_dtype is {gate.out_dtype}"
     return None

@@ -12,7 +12,7 @@ from gemmill.vocab import DType
 
 # CPU seconds of nvcc 13 on a 2-core x86-64 build machine, 2026-11-30: a unit's headers and host passes, then each kernel.
 _UNIT_SECONDS, _SECONDS = 3.0, 1.0
-_TYPES = {DType.BF16: "__nv_bfloat16", DType.F16: "__half"}
+_TYPES = {DType.BF16: "cutlass::bfloat16_t", DType.F16: "cutlass::half_t"}
 GRAMMAR = Grammar(RoutingConfig, (Field("{operands.dtype}"),))
 
 

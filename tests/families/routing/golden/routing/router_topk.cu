@@ -9,14 +9,14 @@ using gemmill::routing::SharedStorage;
 extern "C" __global__ void __launch_bounds__(gemmill::routing::kThreads, 1)
 gemmill_sm90a_routing_f16_kernel_few(__grid_constant__ gemmill_router_topk_args const args) {
   alignas(16) __shared__ char shared_memory[sizeof(SharedStorage)];
-  gemmill::routing::route<__half, 8>(args, *reinterpret_cast<SharedStorage*>(shared_memory));
+  gemmill::routing::route<cutlass::half_t, 8>(args, *reinterpret_cast<SharedStorage*>(shared_memory));
 }
 
 // With room for two CTAs on a multiprocessor.
 extern "C" __global__ void __launch_bounds__(gemmill::routing::kThreads, 2)
 gemmill_sm90a_routing_f16_kernel_many(__grid_constant__ gemmill_router_topk_args const args) {
   alignas(16) __shared__ char shared_memory[sizeof(SharedStorage)];
-  gemmill::routing::route<__half, 4>(args, *reinterpret_cast<SharedStorage*>(shared_memory));
+  gemmill::routing::route<cutlass::half_t, 4>(args, *reinterpret_cast<SharedStorage*>(shared_memory));
 }
 
 // Host code: the launch.
