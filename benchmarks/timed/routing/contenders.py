@@ -7,7 +7,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from gemmill.families.routing.cases import fault_of
+from gemmill.families.routing.cases import WEIGHT_ERROR, fault_of
+from gemmill.families.routing.reference import largest
 from harness.contenders import CheckedCalls, WrongResult
 from timed.routing.calls import RouterOperands
 from timed.workload import Workload
@@ -61,8 +62,19 @@ class RouterPeer(CheckedCalls):
         return lambda: self.largest(F.linear(operands.x, operands.weights[i]), operands)
 
     def check(self, operands: RouterOperands, call: Callable[[], object]) -> None:
-        """Nothing: its logits may be another last bit, and its experts others."""
-        call()
+        """Hold its logits, and the weights of the largest, against the reference; of equal logits it may take either. Raises WrongResult."""
+        x, weight, returned = operands.x, operands.weights[0], call()
+        logits = returned if self.largest is None else F.linear(x, weight)
+        weights, ids = largest(logits, operands.workload.topk, renormalize=True)
+        fault = fault_of(logits, weights, ids, x, weight, renormalize=True)
+        if (
+            not fault
+            and self.largest is not None
+            and not torch.allclose(returned[0], weights, rtol=WEIGHT_ERROR, atol=0)
+        ):
+            fault = "weights are not those of its largest logits"
+        if fault:
+            raise WrongResult(f"wrong result of {operands.workload}: {fault}")
 
 
 def softmax_topk(logits: torch.Tensor, operands: RouterOperands) -> object:
